@@ -1,0 +1,1 @@
+"""Reinforcement learning for language-model reasoning, native to JAX."""
