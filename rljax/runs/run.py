@@ -1,0 +1,268 @@
+"""Frozen configs that become command-line flags when a module is run.
+
+    @dataclasses.dataclass(frozen=True)
+    class Config(run.Config):
+      steps: int = run.field(100, 'rollout batches to train for')
+
+    if __name__ == '__main__':
+      run.main(Config, train)
+
+Nothing is defined at import, so two experiments can be imported together.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+import dataclasses
+import difflib
+import math
+import pathlib
+import sys
+import typing
+from typing import Any, NoReturn, Self, TypeVar
+
+from absl import flags
+import jax
+
+_Value = TypeVar('_Value')
+_Config = TypeVar('_Config', bound='Config')
+
+_USAGE = 2  # exit status of a command line that cannot be run
+_FAILED = 1  # of a run that ended with an error
+_INTERRUPTED = 130  # of a run ended by Ctrl-C, as in a shell
+
+
+def field(default: _Value, help: str, *, transient: bool = False) -> _Value:
+  """Returns a config field with its help text.
+
+  Args:
+    default: the value without the flag; its annotation gives the flag's type.
+    help: one line for `--help`.
+    transient: the value may differ between a run and its resumption.
+  """
+  metadata = {'help': help, 'transient': transient}
+  return dataclasses.field(default=default, metadata=metadata)
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+  """What every run can be told; experiments add their own fields."""
+
+  seed: int = field(0, 'seed of all randomness of the run')
+  workdir: str = field(
+    '',
+    'folder of the run; empty: a new one under runs/',
+    transient=True,
+  )
+  resume: bool = field(
+    False, 'continue from the last checkpoint in the folder', transient=True
+  )
+  devices: int = field(
+    0,
+    'devices to use, made virtual on a CPU; 0: all there are',
+    transient=True,
+  )
+  mesh: str = field(
+    '', 'axis sizes such as data=4,tensor=2; empty: all data', transient=True
+  )
+
+  def validate(self) -> None:
+    """Raises ValueError if no run can have these values."""
+    for name, value in self.to_json().items():
+      if isinstance(value, float) and math.isnan(value):
+        raise ValueError(f'--{name} is not a number')
+    if not 0 <= self.seed < 2**32:
+      raise ValueError(f'--seed={self.seed} is not in [0, 2**32)')
+    if self.devices < 0:
+      raise ValueError(f'--devices={self.devices} is negative')
+
+  def to_json(self) -> dict[str, Any]:
+    """Returns the fields as a dict that `json.dumps` takes."""
+    values = dataclasses.asdict(self)
+    return {
+      k: list(v) if isinstance(v, tuple) else v for k, v in values.items()
+    }
+
+  @classmethod
+  def from_json(cls, values: Mapping[str, Any]) -> Self:
+    """Returns the config that `to_json` gave; refuses unknown fields."""
+    names = [f.name for f in dataclasses.fields(cls)]
+    for name in values:
+      if name not in names:
+        raise ValueError(f'unknown field {name!r}{nearest(name, names)}')
+    fields: dict[str, Any] = {
+      k: tuple(v) if isinstance(v, list) else v for k, v in values.items()
+    }
+    return cls(**fields)
+
+
+def nearest(name: str, choices: Sequence[str]) -> str:
+  """Returns '; did you mean ...?' for the closest choice, or all of them."""
+  close = difflib.get_close_matches(name, choices, n=1, cutoff=0.5)
+  if close:
+    return f'; did you mean {close[0]!r}?'
+  return f'; there are {", ".join(choices)}'
+
+
+def diff(old: Config, new: Config) -> dict[str, tuple[Any, Any]]:
+  """Returns {field: (old, new)} of what makes these two different runs."""
+  pairs = {
+    f.name: (getattr(old, f.name), getattr(new, f.name))
+    for f in dataclasses.fields(new)
+    if not f.metadata.get('transient')
+  }
+  return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
+
+
+def main(
+  config_class: type[_Config],
+  fn: Callable[[_Config], Any],
+  argv: Sequence[str] | None = None,
+) -> None:
+  """Parses flags into `config_class`, calls `fn` with it, exits on errors.
+
+  A bad command line exits with 2, a ValueError or OSError of the run with 1,
+  each after one line on stderr; `--traceback` shows where an error came from.
+  Other exceptions are bugs and keep their traceback.
+
+  Args:
+    config_class: dataclass whose fields become the flags.
+    fn: what to run; `config.workdir` is never empty.
+    argv: program and flags; `sys.argv` by default.
+  """
+  program, *arguments = sys.argv if argv is None else argv
+  values = _define(config_class)
+  try:
+    config = _parse(config_class, values, program, arguments)
+  except (flags.Error, ValueError) as error:
+    _fail(error, _USAGE)
+  try:
+    fn(config)
+  except KeyboardInterrupt:
+    _fail('interrupted', _INTERRUPTED)
+  except (ValueError, OSError) as error:
+    if values['traceback'].value:
+      raise
+    _fail(error, _FAILED)
+
+
+def _fail(error: Exception | str, status: int) -> NoReturn:
+  """Writes the error as one line and exits."""
+  sys.stderr.write(f'error: {" ".join(str(error).split())}\n')
+  sys.exit(status)
+
+
+def _parse(
+  config_class: type[_Config],
+  values: flags.FlagValues,
+  program: str,
+  arguments: Sequence[str],
+) -> _Config:
+  """Returns the checked config of a command line, with its folder chosen."""
+  if {'--help', '-h', '-help'} & set(arguments):
+    sys.stdout.write(_help(config_class, values))
+    sys.exit(0)
+  _, *rest = values([program, *arguments])
+  if rest:
+    raise ValueError(f'{rest[0]!r} is no flag; write --name=value')
+  if not flags.FLAGS.is_parsed():
+    flags.FLAGS([program])  # libraries read their own flags' defaults
+  names = [f.name for f in dataclasses.fields(config_class)]
+  config = config_class(**{name: values[name].value for name in names})
+  config.validate()
+  _request_devices(config.devices)
+  workdir = config.workdir or _folder(program, config)
+  return dataclasses.replace(config, workdir=workdir)
+
+
+def _folder(program: str, config: Config) -> str:
+  """Returns a new folder of the run, or with `resume` the newest there is."""
+  stem = f'{pathlib.Path(program).stem}-seed{config.seed}'
+  tried = [pathlib.Path('runs', stem)]
+  while tried[-1].exists():
+    tried.append(pathlib.Path('runs', f'{stem}-{len(tried) + 1}'))
+  if not config.resume:
+    return str(tried[-1])
+  if len(tried) == 1:
+    raise ValueError(f'--resume: there is no {tried[0]}; give --workdir')
+  return str(tried[-2])
+
+
+def _request_devices(count: int) -> None:
+  """Makes that many CPU devices, if no backend was started yet."""
+  if count:
+    try:
+      jax.config.update('jax_num_cpu_devices', count)
+    except RuntimeError as error:
+      if jax.device_count() < count:
+        raise ValueError(
+          f'--devices={count}: {jax.device_count()} exist already'
+        ) from error
+
+
+class _TupleParser(flags.ArgumentParser):
+  """Parses '1,2' into (1, 2)."""
+
+  def __init__(self, item: type):
+    self._item = item
+    self.syntactic_help = f'a comma separated list of {item.__name__}'
+
+  def parse(self, argument: Any) -> tuple[Any, ...]:
+    if isinstance(argument, str):
+      argument = argument.split(',') if argument else ()
+    return tuple(self._item(x) for x in argument)
+
+  def flag_type(self) -> str:
+    return self.syntactic_help
+
+
+def _define(config_class: type[Config]) -> flags.FlagValues:
+  """Returns one flag per field, apart from absl's global flags."""
+  values = flags.FlagValues()
+  flags.DEFINE_bool(
+    'traceback', False, 'show where an error came from', flag_values=values
+  )
+  hints = typing.get_type_hints(config_class)
+  for f in dataclasses.fields(config_class):
+    help = f.metadata.get('help', '')
+    _define_one(values, f.name, hints[f.name], f.default, help)
+  return values
+
+
+def _define_one(
+  values: flags.FlagValues, name: str, kind: Any, default: Any, help: str
+) -> None:
+  """Defines the flag of a field annotated with `kind`."""
+  simple = {
+    bool: flags.DEFINE_bool,
+    int: flags.DEFINE_integer,
+    float: flags.DEFINE_float,
+    str: flags.DEFINE_string,
+  }
+  origin, args = typing.get_origin(kind), typing.get_args(kind)
+  if kind in simple:
+    simple[kind](name, default, help, flag_values=values)
+  elif origin is typing.Literal:
+    flags.DEFINE_enum(name, default, args, help, flag_values=values)
+  elif origin is tuple and args[0] in (int, float, str) and len(args) == 2:
+    flags.DEFINE(_TupleParser(args[0]), name, default, help, values)
+  else:
+    raise TypeError(f'field {name!r}: {kind} cannot become a flag')
+
+
+def _help(config_class: type[Config], values: flags.FlagValues) -> str:
+  """Returns the module's docstring and its flags with their defaults."""
+  names = [f.name for f in dataclasses.fields(config_class)] + ['traceback']
+  shown = {name: f'--{name}={_text(values[name].default)}' for name in names}
+  width = min(28, max(len(text) for text in shown.values()))
+  lines = [(sys.modules[config_class.__module__].__doc__ or '').strip(), '']
+  for name, text in shown.items():
+    choices = getattr(values[name].parser, 'enum_values', ())
+    suffix = f' ({", ".join(choices)})' if choices else ''
+    lines.append(f'  {text:<{width}}  {values[name].help}{suffix}')
+  return '\n'.join(lines) + '\n'
+
+
+def _text(value: Any) -> str:
+  """Returns a default as it would be typed."""
+  if isinstance(value, tuple):
+    return ','.join(map(str, value))
+  return str(value).lower() if isinstance(value, bool) else str(value)
