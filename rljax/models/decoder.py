@@ -1,0 +1,349 @@
+"""One decoder-only transformer, as Flax NNX modules with scanned layers.
+
+The modules hold parameters and one-layer mathematics. `Model` splits them
+once into a static graph and a parameter pytree and offers pure functions:
+
+  hidden    prompts [P, S] and responses [B, T] -> hidden states [B, T, D]
+  prefill   prompts -> the keys and values of every layer
+  decode    one token a row -> hidden states [B, D] and new keys and values
+  head      parameters -> the vocabulary head
+
+A prompt is computed once and its rows attend to it. Its last token opens the
+response stream, so that position t of that stream predicts `response[:, t]`,
+in the sampler and in the scorer alike.
+"""
+
+import dataclasses
+import functools
+from typing import Any, NamedTuple
+
+from flax import nnx
+import jax
+import jax.numpy as jnp
+
+from rljax.core.types import Array
+from rljax.core.types import Head
+from rljax.core.types import Params
+from rljax.core.types import Prompts
+from rljax.models import attention
+from rljax.models.rope import Rope
+
+REMAT = ('none', 'dots', 'full')
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+  """Architecture of a decoder; hashable, so it can key a compilation."""
+
+  vocab_size: int
+  width: int
+  layers: int
+  heads: int
+  kv_heads: int
+  head_dim: int
+  mlp_width: int
+  rope: Rope = Rope()
+  norm_eps: float = 1e-6
+  qk_norm: bool = False
+  qkv_bias: bool = False
+  tied: bool = True
+  dtype: str = 'float32'  # of parameters and activations
+  remat: str = 'none'
+
+  def __post_init__(self):
+    if self.heads % self.kv_heads:
+      raise ValueError(
+          f'heads={self.heads} must be a multiple of kv_heads={self.kv_heads}.'
+      )
+    if self.remat not in REMAT:
+      raise ValueError(f'remat={self.remat!r} is not among {REMAT}.')
+    if self.dtype not in ('float32', 'bfloat16'):
+      raise ValueError(f'dtype={self.dtype!r}: use float32 or bfloat16.')
+
+
+def _normal(key, shape, scale, dtype):
+  return nnx.Param((scale * jax.random.normal(key, shape)).astype(dtype))
+
+
+class Norm(nnx.Module):
+  """Root-mean-square normalization with float32 statistics."""
+
+  def __init__(self, size: int, eps: float, dtype):
+    self.scale = nnx.Param(jnp.ones(size, dtype))
+    self.eps = eps
+
+  def __call__(self, x):
+    wide = x.astype(jnp.float32)
+    square = jnp.mean(wide * wide, axis=-1, keepdims=True)
+    out = wide * jax.lax.rsqrt(square + self.eps)
+    return (out * self.scale[...].astype(jnp.float32)).astype(x.dtype)
+
+
+class Linear(nnx.Module):
+  """x [..., I] -> [..., O]."""
+
+  def __init__(self, size_in, size_out, key, *, scale, bias=False, dtype):
+    self.kernel = _normal(key, (size_in, size_out), scale, dtype)
+    self.bias = nnx.Param(jnp.zeros(size_out, dtype)) if bias else None
+
+  def __call__(self, x):
+    y = x @ self.kernel[...]
+    return y if self.bias is None else y + self.bias[...]
+
+
+class Attention(nnx.Module):
+  """Projections of grouped-query attention."""
+
+  def __init__(self, c: Config, key):
+    keys = jax.random.split(key, 4)
+    scale, dtype = c.width**-0.5, jnp.dtype(c.dtype)
+    wide, narrow = c.heads * c.head_dim, c.kv_heads * c.head_dim
+    linear = functools.partial(
+        Linear, scale=scale, bias=c.qkv_bias, dtype=dtype
+    )
+    self.q = linear(c.width, wide, keys[0])
+    self.k = linear(c.width, narrow, keys[1])
+    self.v = linear(c.width, narrow, keys[2])
+    scale = (2 * c.layers * wide) ** -0.5
+    self.o = Linear(wide, c.width, keys[3], scale=scale, dtype=dtype)
+    norm = functools.partial(Norm, c.head_dim, c.norm_eps, dtype)
+    self.q_norm = norm() if c.qk_norm else None
+    self.k_norm = norm() if c.qk_norm else None
+    self.config = c
+
+  def project(self, x, position):
+    """Returns q [..., H, d], k and v [..., K, d] of x at its positions."""
+    c = self.config
+    split = lambda y, n: y.reshape(*y.shape[:-1], n, c.head_dim)
+    q = split(self.q(x), c.heads)
+    k, v = split(self.k(x), c.kv_heads), split(self.v(x), c.kv_heads)
+    if self.q_norm is not None and self.k_norm is not None:
+      q, k = self.q_norm(q), self.k_norm(k)
+    return c.rope.rotate(q, position), c.rope.rotate(k, position), v
+
+
+class Mlp(nnx.Module):
+  """SwiGLU."""
+
+  def __init__(self, c: Config, key):
+    keys = jax.random.split(key, 3)
+    dtype = jnp.dtype(c.dtype)
+    scale = c.width**-0.5
+    self.gate = Linear(c.width, c.mlp_width, keys[0], scale=scale, dtype=dtype)
+    self.up = Linear(c.width, c.mlp_width, keys[1], scale=scale, dtype=dtype)
+    scale = (2 * c.layers * c.mlp_width) ** -0.5
+    self.down = Linear(c.mlp_width, c.width, keys[2], scale=scale, dtype=dtype)
+
+  def __call__(self, x):
+    return self.down(jax.nn.silu(self.gate(x)) * self.up(x))
+
+
+class Layer(nnx.Module):
+  """One pre-norm transformer layer, with attention left to the caller."""
+
+  def __init__(self, c: Config, key):
+    first, second = jax.random.split(key)
+    norm = functools.partial(Norm, c.width, c.norm_eps, jnp.dtype(c.dtype))
+    self.attention_norm, self.mlp_norm = norm(), norm()
+    self.attention, self.mlp = Attention(c, first), Mlp(c, second)
+
+  def project(self, x, position):
+    """Returns the queries, keys and values of the normalized input."""
+    return self.attention.project(self.attention_norm(x), position)
+
+  def finish(self, x, mixed):
+    """Returns the layer's output from its input and the mixed values."""
+    heads, size = mixed.shape[-2:]
+    flat = mixed.reshape(*mixed.shape[:-2], heads * size)
+    x = x + self.attention.o(flat)
+    return x + self.mlp(self.mlp_norm(x))
+
+
+class Decoder(nnx.Module):
+  """Embedding, stacked layers [L, ...], final norm, optional unembedding."""
+
+  def __init__(self, c: Config, key):
+    first, second, third = jax.random.split(key, 3)
+    shape, dtype = (c.vocab_size, c.width), jnp.dtype(c.dtype)
+    self.embed = _normal(first, shape, 0.02, dtype)
+    stack = nnx.vmap(lambda k: Layer(c, k), in_axes=0, out_axes=0)
+    self.layers = stack(jax.random.split(second, c.layers))
+    self.norm = Norm(c.width, c.norm_eps, dtype)
+    scale = c.width**-0.5
+    self.unembed = None if c.tied else _normal(third, shape, scale, dtype)
+
+
+class Cache(NamedTuple):
+  """Keys and values of one layer: each [rows, K, positions, d]."""
+
+  k: Array
+  v: Array
+
+
+@dataclasses.dataclass(frozen=True)
+class Model:
+  """A decoder's static half and its pure functions over parameters."""
+
+  config: Config
+
+  @functools.cached_property
+  def _layer(self):
+    return nnx.split(
+        nnx.eval_shape(lambda: Layer(self.config, jax.random.key(0)))
+    )
+
+  def init(self, key: Array) -> Params:
+    """Returns fresh parameters, a nested dict of arrays."""
+    return nnx.to_pure_dict(nnx.state(Decoder(self.config, key), nnx.Param))
+
+  def abstract(self) -> Params:
+    """Returns the shapes and dtypes of the parameters."""
+    return jax.eval_shape(self.init, jax.random.key(0))
+
+  def layer(self, params: Params) -> Layer:
+    """Returns the module of one layer holding one layer's parameters."""
+    graph, state = self._layer
+    state = jax.tree.map(lambda x: x, state)
+    nnx.replace_by_pure_dict(state, params)
+    return nnx.merge(graph, state)
+
+  def norm(self, params: Params, x: Array) -> Array:
+    """Returns x [..., D] after the final norm."""
+    c = self.config
+    norm = nnx.eval_shape(lambda: Norm(c.width, c.norm_eps, c.dtype))
+    norm.scale = nnx.Param(params['norm']['scale'])
+    return norm(x)
+
+  def head(
+      self, params: Params, temperature: Array, valid: int | None = None
+  ) -> Head:
+    """Returns the vocabulary head at `temperature` [B]."""
+    weight = params['embed' if self.config.tied else 'unembed']
+    return Head(weight=weight, temperature=temperature, valid=valid)
+
+  def hidden(
+      self,
+      params: Params,
+      prompts: Prompts,
+      response: Array,
+      prompt_of: Array | None = None,
+  ) -> Array:
+    """Returns the states that predict each response token, [B, T, D].
+
+    Args:
+      params: of this model.
+      prompts: P of them.
+      response: i32 [B, T].
+      prompt_of: i32 [B], or None when row b answers prompt b // (B / P).
+    """
+    head, tail = _streams(prompts)
+    first = prompts.tokens[:, -1]
+    first = _rows(first, response.shape[0], prompt_of)
+    tokens = jnp.concatenate([first[:, None], response[:, :-1]], axis=1)
+    start = _rows(prompts.length - 1, response.shape[0], prompt_of)
+    position = start[:, None] + jnp.arange(response.shape[1])
+    embed = params['embed']
+
+    def layer(carry, weights):
+      x, y = carry
+      module = self.layer(weights)
+      x, prompt = _prompt_layer(module, x, head)
+      q, k, v = module.project(y, position)
+      mixed = attention.rows(q, k, v, *prompt, tail, prompt_of)
+      return (x, module.finish(y, mixed)), None
+
+    carry = (embed[head.tokens], embed[tokens])
+    layer = _rematerialize(layer, self.config.remat)
+    (_, y), _ = jax.lax.scan(layer, carry, params['layers'])
+    return self.norm(params, y)
+
+  def prefill(self, params: Params, prompts: Prompts) -> list[Cache]:
+    """Returns each layer's keys and values [P, K, S - 1, d] of the prompts."""
+    head, _ = _streams(prompts)
+
+    def layer(x, weights):
+      x, (k, v) = _prompt_layer(self.layer(weights), x, head)
+      return x, Cache(k.swapaxes(1, 2), v.swapaxes(1, 2))
+
+    _, stacked = jax.lax.scan(layer, params['embed'][head.tokens], params['layers'])
+    return unstack(stacked, self.config.layers)
+
+  def decode(
+      self,
+      params: Params,
+      layers: list[Params],
+      token: Array,
+      position: Array,
+      live: list[Cache],
+      closed: list[list[Cache]],
+      slot: Array,
+      prompt: list[Cache],
+      prompt_valid: Array,
+  ) -> tuple[Array, list[Cache]]:
+    """Returns the state after one more token a row, and the live caches.
+
+    Args:
+      params: of this model.
+      layers: the parameters of each layer, see `unstack`.
+      token: i32 [B].
+      position: i32 [B].
+      live: of each layer, the cache being written [B, K, L, d].
+      closed: of each layer, the full caches before it.
+      slot: i32 [], where in the live cache this token goes.
+      prompt: of each layer, keys and values of the prompts [P, K, S - 1, d].
+      prompt_valid: bool [P, S - 1].
+    """
+    x = params['embed'][token]
+    grown = []
+    for i, weights in enumerate(layers):
+      module = self.layer(weights)
+      q, k, v = module.project(x, position)
+      cache = attention.write(Cache, live[i], k, v, slot)
+      grown.append(cache)
+      mixed = attention.decode(
+          q, prompt[i], prompt_valid, closed[i], cache, slot
+      )
+      x = module.finish(x, mixed)
+    return self.norm(params, x), grown
+
+
+class _Stream(NamedTuple):
+  tokens: Array  # i32 [P, S - 1]
+  position: Array  # i32 [P, S - 1]
+  valid: Array  # bool [P, S - 1]
+
+
+def _streams(prompts: Prompts) -> tuple[_Stream, Array]:
+  """Returns the prompt without its last token, and its validity."""
+  width = prompts.tokens.shape[1]
+  position = jnp.arange(width - 1) - (width - prompts.length)[:, None]
+  valid = position >= 0
+  stream = _Stream(prompts.tokens[:, :-1], jnp.maximum(position, 0), valid)
+  return stream, valid
+
+
+def _rows(x: Array, rows: int, prompt_of: Array | None) -> Array:
+  if prompt_of is not None:
+    return x[prompt_of]
+  return jnp.repeat(x, rows // x.shape[0], axis=0)
+
+
+def _prompt_layer(module: Layer, x: Array, stream: _Stream):
+  q, k, v = module.project(x, stream.position)
+  mixed = attention.causal(q, k, v, stream.valid)
+  return module.finish(x, mixed), (k, v)
+
+
+def _rematerialize(layer, name: str):
+  if name == 'none':
+    return layer
+  policy = {
+      'full': jax.checkpoint_policies.nothing_saveable,
+      'dots': jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+  }[name]
+  return jax.checkpoint(layer, policy=policy)
+
+
+def unstack(tree: Any, count: int) -> list[Any]:
+  """Returns the slices of stacked [L, ...] leaves, a tree for each layer."""
+  return [jax.tree.map(lambda x, i=i: x[i], tree) for i in range(count)]
