@@ -166,7 +166,7 @@ def _parse(
   if not flags.FLAGS.is_parsed():
     flags.FLAGS([program])  # libraries read their own flags' defaults
   names = [f.name for f in dataclasses.fields(config_class)]
-  config = config_class(**{name: values[name].value for name in names})
+  config = config_class.from_json({n: values[n].value for n in names})
   config.validate()
   _request_devices(config.devices)
   workdir = config.workdir or _folder(program, config)
