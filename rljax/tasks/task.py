@@ -1,0 +1,230 @@
+"""What a task is, and how one is found by name and checked.
+
+This module imports neither jax nor grain, so that a verifier's process can
+load an untrusted task in a fraction of a second.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+import dataclasses
+import difflib
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+  import grain
+  import jax
+  import numpy as np
+
+  from rljax.core import types
+  from rljax.data import tokenizers
+
+SPLITS = ('train', 'test')
+KINDS = ('arithmetic', 'countdown', 'reasoning_gym', 'jsonl', 'parquet')
+_GARBAGE = (
+  '',
+  ' ',
+  '\n',
+  '?',
+  'I do not know.',
+  '\x00\ud7ff\U0001f600',
+  '}{',
+  '\\boxed{}',
+  '#### ',
+  'nan',
+  'inf',
+  '((((((((1',
+  '[' * 2000,
+  '8' * 5000,
+  '9**9**9',
+  "__import__('os').getcwd()",
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Example:
+  """One problem.
+
+  Attributes:
+    uid: in [0, 2³¹), unique within the task and equal for equal problems.
+    prompt: what the policy reads.
+    answer: the right answer, in the form that the task's verifier expects.
+    trace: a whole response that scores 1, worked out; may be empty.
+    meta: plain data that the verifier needs besides.
+  """
+
+  uid: int
+  prompt: str
+  answer: str
+  trace: str = ''
+  meta: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+class Task(Protocol):
+  """Problems and how a response to one is judged.
+
+  `trusted` is False where `verify` may run what the policy wrote, or may not
+  end: such a task is verified in a sandbox only. `options` are plain values
+  with which `named(name, **options)` builds the task again, in any process.
+  `device_verify` judges a rollout on the device, f32 [B], and reads what
+  `encode` put into `Rollout.data`; None where there is only `verify`.
+  """
+
+  @property
+  def name(self) -> str: ...
+
+  @property
+  def options(self) -> Mapping[str, Any]: ...
+
+  @property
+  def trusted(self) -> bool: ...
+
+  @property
+  def device_verify(
+    self,
+  ) -> Callable[[types.Rollout], jax.Array] | None: ...
+
+  def source(self, split: str) -> grain.MapDataset[Example]:
+    """Returns the unshuffled examples of 'train' or 'test'; disjoint."""
+    ...
+
+  def verify(self, example: Example, text: str) -> float:
+    """Returns the score in [0, 1] of a response without its stop token."""
+    ...
+
+  def encode(
+    self, example: Example, tokenizer: tokenizers.Tokenizer
+  ) -> dict[str, np.ndarray]:
+    """Returns arrays of the same shapes for every example; {} if none."""
+    ...
+
+
+def named(name: str, **options: Any) -> Task:
+  """Returns the task called `name`.
+
+  Args:
+    name: 'arithmetic', 'countdown', 'reasoning_gym:<dataset>', 'jsonl:<path>'
+      or 'parquet:<path>'.
+    **options: fields of the task's class.
+
+  Raises:
+    ValueError: no such task or option; names the nearest one.
+    ImportError: the task needs an extra that is not installed.
+  """
+  kind, colon, rest = name.partition(':')
+  if kind not in KINDS:
+    raise ValueError(f'There is no task {name!r}{nearest(kind, KINDS)}.')
+  bare = kind in ('arithmetic', 'countdown')
+  if bare == bool(colon) or (colon and not rest):
+    form = kind if bare else f'{kind}:<{_ARGUMENT[kind]}>'
+    raise ValueError(f'Task {name!r} should read {form!r}.')
+  return _build(kind, rest, options)
+
+
+_ARGUMENT = {'reasoning_gym': 'dataset', 'jsonl': 'path', 'parquet': 'path'}
+
+
+def _build(kind: str, rest: str, options: Mapping[str, Any]) -> Task:
+  """Imports the module of a task and constructs it."""
+  if kind == 'arithmetic':
+    from rljax.tasks import arithmetic
+
+    return arithmetic.Arithmetic(**checked(arithmetic.Arithmetic, options))
+  if kind == 'countdown':
+    from rljax.tasks import countdown
+
+    return countdown.Countdown(**checked(countdown.Countdown, options))
+  if kind == 'reasoning_gym':
+    from rljax.tasks import reasoning_gym
+
+    known = checked(reasoning_gym.ReasoningGym, options, 'dataset')
+    return reasoning_gym.ReasoningGym(dataset=rest, **known)
+  from rljax.tasks import files
+
+  known = checked(files.File, options, 'kind', 'path')
+  return files.File(kind=kind, path=rest, **known)
+
+
+def checked(
+  cls: type, options: Mapping[str, Any], *taken: str
+) -> Mapping[str, Any]:
+  """Returns `options` if each is a field of `cls` other than those `taken`.
+
+  Raises:
+    ValueError: an option is unknown; names the nearest one.
+  """
+  known = [f.name for f in dataclasses.fields(cls) if f.name not in taken]
+  for option in options:
+    if option not in known:
+      raise ValueError(
+        f'{cls.__name__} has no option {option!r}{nearest(option, known)}.'
+      )
+  return options
+
+
+def nearest(word: str, known: Any) -> str:
+  """Returns '; did you mean ...?' or the list of what is known."""
+  close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
+  if close:
+    return f'; did you mean {close[0]!r}'
+  return f'; known: {", ".join(sorted(known))}'
+
+
+def missing(package: str) -> ImportError:
+  """Returns the error for a package that only the extra `tasks` brings."""
+  return ImportError(
+    f"{package!r} is not installed: pip install 'rljax[tasks]'", name=package
+  )
+
+
+def check_split(split: str) -> None:
+  """Raises ValueError unless `split` is 'train' or 'test'."""
+  if split not in SPLITS:
+    raise ValueError(f'There is no split {split!r}{nearest(split, SPLITS)}.')
+
+
+def validate(
+  task: Task,
+  n: int = 16,
+  score: Callable[[Example, str], float] | None = None,
+) -> None:
+  """Checks a task's verifier on the first `n` examples of both splits.
+
+  The worked solution, or the answer where there is none, must score 1. Empty,
+  garbage and adversarial strings must score 0 and never raise.
+
+  Args:
+    task: what to check.
+    n: examples of each split.
+    score: how to judge, `task.verify` by default. An untrusted task needs a
+      sandboxed one, whose NaN (a verifier that failed) is taken for a 0.
+
+  Raises:
+    ValueError: names the first example and string with another score.
+  """
+  if score is None:
+    if not task.trusted:
+      raise ValueError(f'{task.name} is not trusted: pass a sandboxed score.')
+    score = task.verify
+  for split in SPLITS:
+    source = task.source(split)
+    for index in range(min(n, len(source))):
+      _validate_one(task, source[index], score)
+
+
+def _validate_one(task, example, score) -> None:
+  gold = example.trace or example.answer
+  cases = {gold: 1.0} | {g: 0.0 for g in _GARBAGE if g != example.answer}
+  for text, wanted in cases.items():
+    try:
+      got = score(example, text)
+    except Exception as error:
+      raise ValueError(
+        f'{task.name}, example {example.uid}: {text[:60]!r} raised {error!r}.'
+      ) from error
+    failed = not wanted and not task.trusted and got != got
+    if got != wanted and not failed:
+      raise ValueError(
+        f'{task.name}, example {example.uid}: {text[:60]!r} scores {got}, '
+        f'not {wanted} (the answer is {example.answer[:60]!r}).'
+      )
