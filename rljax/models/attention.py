@@ -84,12 +84,12 @@ def decode(q, prompt, prompt_valid, closed: Sequence, live, slot) -> Array:
   return _ungroup(_merge(parts, q.dtype))[:, 0]
 
 
-def write(kind, cache, k: Array, v: Array, slot: Array):
-  """Returns the cache [B, K, L, d] with k and v [B, K, d] at `slot`."""
+def write(cache, k: Array, v: Array, slot: Array) -> tuple[Array, Array]:
+  """Returns the cache's arrays [B, K, L, d] with k, v [B, K, d] at `slot`."""
   put = lambda x, new: jax.lax.dynamic_update_slice_in_dim(
       x, new[:, :, None].astype(x.dtype), slot, axis=2
   )
-  return kind(put(cache.k, k), put(cache.v, v))
+  return put(cache.k, k), put(cache.v, v)
 
 
 class _Shared:

@@ -47,6 +47,7 @@ class Config:
   qk_norm: bool = False
   qkv_bias: bool = False
   tied: bool = True
+  valid_vocab: int | None = None  # ids past it pad the embedding
   dtype: str = 'float32'  # of parameters and activations
   remat: str = 'none'
 
@@ -214,12 +215,17 @@ class Model:
     norm.scale = nnx.Param(params['norm']['scale'])
     return norm(x)
 
-  def head(
-      self, params: Params, temperature: Array, valid: int | None = None
-  ) -> Head:
+  def head(self, params: Params, temperature: Array) -> Head:
     """Returns the vocabulary head at `temperature` [B]."""
     weight = params['embed' if self.config.tied else 'unembed']
+    valid = self.config.valid_vocab
     return Head(weight=weight, temperature=temperature, valid=valid)
+
+  def empty(self, rows: int, size: int) -> list[Cache]:
+    """Returns zeroed caches [rows, K, size, d] of every layer."""
+    c = self.config
+    zero = jnp.zeros((rows, c.kv_heads, size, c.head_dim), jnp.dtype(c.dtype))
+    return [Cache(zero, zero) for _ in range(c.layers)]
 
   def hidden(
       self,
@@ -273,12 +279,12 @@ class Model:
       params: Params,
       layers: list[Params],
       token: Array,
-      position: Array,
+      step: Array,
       live: list[Cache],
       closed: list[list[Cache]],
-      slot: Array,
+      start: int,
+      prompts: Prompts,
       prompt: list[Cache],
-      prompt_valid: Array,
   ) -> tuple[Array, list[Cache]]:
     """Returns the state after one more token a row, and the live caches.
 
@@ -286,22 +292,24 @@ class Model:
       params: of this model.
       layers: the parameters of each layer, see `unstack`.
       token: i32 [B].
-      position: i32 [B].
+      step: i32 [], how many tokens were decoded before this one.
       live: of each layer, the cache being written [B, K, L, d].
       closed: of each layer, the full caches before it.
-      slot: i32 [], where in the live cache this token goes.
+      start: step of the live cache's first token.
+      prompts: P of them; row b answers prompt b // (B / P).
       prompt: of each layer, keys and values of the prompts [P, K, S - 1, d].
-      prompt_valid: bool [P, S - 1].
     """
-    x = params['embed'][token]
+    _, valid = _streams(prompts)
+    first = _rows(prompts.length - 1, token.shape[0], None)
+    x, slot = params['embed'][token], step - start
     grown = []
     for i, weights in enumerate(layers):
       module = self.layer(weights)
-      q, k, v = module.project(x, position)
-      cache = attention.write(Cache, live[i], k, v, slot)
+      q, k, v = module.project(x, first + step)
+      cache = Cache(*attention.write(live[i], k, v, slot))
       grown.append(cache)
       mixed = attention.decode(
-          q, prompt[i], prompt_valid, closed[i], cache, slot
+          q, prompt[i], valid, closed[i], cache, slot
       )
       x = module.finish(x, mixed)
     return self.norm(params, x), grown

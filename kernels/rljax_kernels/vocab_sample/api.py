@@ -17,8 +17,9 @@ class Drawn(NamedTuple):
 
 def vocab_sample(
   logits: jax.Array,
-  uniform: jax.Array,
+  uniform: jax.Array | None,
   *,
+  forced: jax.Array | None = None,
   top_k: int = 0,
   top_p: float = 1.0,
   min_p: float = 0.0,
@@ -27,7 +28,9 @@ def vocab_sample(
 
   Args:
     logits: f32 [N, V], already divided by the temperature.
-    uniform: f32 [N] in [0, 1).
+    uniform: f32 [N] in [0, 1); None takes the most likely id.
+    forced: i32 [N], ids to take instead of drawing; -1 where free. Their
+      `logp` is that of the untruncated distribution.
     top_k: keep the k largest; 0 keeps all. Ties with the k-th stay.
     top_p: keep the smallest set of largest probabilities that reaches this
       mass; 1 keeps all.
@@ -40,17 +43,25 @@ def vocab_sample(
   if top_k or top_p < 1.0 or min_p > 0.0:
     kept = jnp.where(_keep(mass, total, top_k, top_p, min_p), mass, 0.0)
     kept_total = jnp.sum(kept, axis=1)
-  token = pick(kept, uniform)
-  chosen = jnp.take_along_axis(logits - top, token[:, None], axis=1)[:, 0]
+  if uniform is None:
+    token = jnp.argmax(logits, axis=1).astype(jnp.int32)
+  else:
+    token = pick(kept, uniform)
+  drawn_total = kept_total
+  if forced is not None:
+    token = jnp.where(forced >= 0, forced, token)
+    drawn_total = jnp.where(forced >= 0, total, kept_total)
+  chosen = _at(logits, token) - top[:, 0]
   return Drawn(
     token,
-    chosen - jnp.log(kept_total),
+    chosen - jnp.log(drawn_total),
     chosen - jnp.log(total),
     kept_total / total,
   )
 
 
 def _keep(mass, total, top_k, top_p, min_p):
+  """Returns which ids stay, bool [N, V]."""
   floor = jnp.full(mass.shape[:1], min_p)  # the largest mass is 1
   if top_k or top_p < 1.0:
     ordered = -jnp.sort(-mass, axis=1)
@@ -86,10 +97,8 @@ def pick(mass: jax.Array, uniform: jax.Array) -> jax.Array:
   running = jnp.cumsum(sums, axis=1)
   goal = uniform * running[:, -1]
   block = _first(running, sums, goal)
-  at = block[:, None]
-  # The running sum before the block, read rather than subtracted: exact.
   before = jnp.where(block > 0, _at(running, jnp.maximum(block - 1, 0)), 0.0)
-  inner = jnp.take_along_axis(padded, at[:, :, None], axis=1)[:, 0]
+  inner = jnp.take_along_axis(padded, block[:, None, None], axis=1)[:, 0]
   index = _first(jnp.cumsum(inner, axis=1), inner, goal - before)
   return (block * width + index).astype(jnp.int32)
 
