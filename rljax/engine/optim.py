@@ -1,0 +1,59 @@
+"""Optimizers, and the guard around their updates."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from rljax.core.types import Array
+
+
+def adamw(
+  learning_rate: optax.ScalarOrSchedule,
+  *,
+  weight_decay: float = 0.0,
+  b2: float = 0.95,
+  max_norm: float = 1.0,
+) -> optax.GradientTransformation:
+  """Returns AdamW behind clipping by global norm.
+
+  Args:
+    learning_rate: constant, or a function of the number of updates.
+    weight_decay: decoupled, times the learning rate.
+    b2: decay of the second moment.
+    max_norm: largest global gradient norm.
+  """
+  return optax.chain(
+    optax.clip_by_global_norm(max_norm),
+    optax.adamw(learning_rate, b2=b2, weight_decay=weight_decay),
+  )
+
+
+def guarded_update(
+  optimizer: optax.GradientTransformation,
+  grads: Any,
+  loss: Array,
+  params: Any,
+  opt_state: Any,
+) -> tuple[Any, Any, Array, Array]:
+  """Returns new parameters and optimizer state, gradient norm, and whether ok.
+
+  If the loss or the gradient is not finite, parameters and optimizer state
+  come back as they were.
+
+  Args:
+    optimizer: any optax chain.
+    grads: of `params`.
+    loss: f32 [].
+    params: what is trained.
+    opt_state: of the optimizer.
+  """
+  norm = optax.global_norm(grads)
+  ok = jnp.isfinite(norm) & jnp.isfinite(loss)
+  updates, new_state = optimizer.update(grads, opt_state, params)
+  new_params = optax.apply_updates(params, updates)
+  keep = lambda new, old: jax.tree.map(
+    lambda a, b: jnp.where(ok, a, b), new, old
+  )
+  return keep(new_params, params), keep(new_state, opt_state), norm, ok

@@ -1,0 +1,340 @@
+"""The training step: sample, judge, credit, learn.
+
+Four pure functions; `fused` is their composition in one program, and
+`sampled` and `learned` are the same four as two programs with the host
+between them. Methods never know which.
+"""
+
+from collections.abc import Callable, Mapping
+import dataclasses
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec
+import optax
+
+from rljax.core import masked
+from rljax.core.types import Array
+from rljax.core.types import Batch
+from rljax.core.types import Mean
+from rljax.core.types import Metrics
+from rljax.core.types import Params
+from rljax.core.types import Peak
+from rljax.core.types import Rewards
+from rljax.core.types import Rollout
+from rljax.core.types import Scores
+from rljax.core.types import Stop
+from rljax.core.types import struct
+from rljax.core.types import Targets
+from rljax.core.types import TrainState
+from rljax.engine import learning
+from rljax.engine import optim
+from rljax.engine import sampling
+from rljax.engine import scoring
+from rljax.engine import sharding
+from rljax.engine.method import Ctl
+from rljax.engine.method import Method
+from rljax.models import decoder
+from rljax.models import rules
+
+Judge = Callable[[Rollout], Rewards]
+
+
+@struct
+class Glimpse:
+  """What the host may show of a step."""
+
+  response: Array  # i32 [B, T]
+  length: Array  # i32 [B]
+  reward: Array  # f32 [B]
+
+
+class Step(NamedTuple):
+  """The step of one method, as pure functions and as compiled programs."""
+
+  sample: Callable[[TrainState, Batch], Rollout]
+  judge: Judge
+  credit: Callable[[TrainState, Rollout, Rewards], Targets]
+  learn: Callable[[TrainState, Targets], tuple[TrainState, Metrics]]
+  fused: Callable[[TrainState, Batch], tuple[TrainState, Metrics, Glimpse]]
+  sampled: Callable[[TrainState, Batch], Rollout]
+  learned: Callable[[TrainState, Rollout, Rewards], Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Engine:
+  """What the four functions close over."""
+
+  method: Method
+  models: Mapping[str, decoder.Model]
+  optimizer: optax.GradientTransformation
+  judge: Judge
+  mesh: Mesh | None
+  microbatches: int
+  total_steps: int
+
+  def sample(self, state: TrainState, batch: Batch) -> Rollout:
+    batch = sharding.constrain_rows(batch, self.mesh)
+    params = sharding.constrain_params(
+      state.params['policy'], self.mesh, rules.SAMPLE
+    )
+    rollout = sampling.sample(
+      self.models['policy'],
+      params,
+      batch,
+      self.method.phase,
+      key=state.key,
+      step=state.step,
+      version=state.update,
+    )
+    return sharding.constrain_rows(rollout, self.mesh)
+
+  def credit(self, state, rollout, rewards, policy=None) -> Targets:
+    policy = policy or functools.partial(self._read, 'policy', state, rollout)
+    makers = {'policy': policy}
+    for name, view in self.method.views.items():
+      makers[name] = functools.partial(self._read, view.params, state, rollout)
+    signals = scoring.Lazy(makers)
+    ctl = self._ctl(state)
+    targets = self.method.credit(rollout, rewards, signals, ctl)
+    if self.method.updates > 1 and targets.old_logp is None:
+      targets = dataclasses.replace(targets, old_logp=signals['policy'].logp)
+    return jax.lax.stop_gradient(targets)
+
+  def learn(
+    self, state: TrainState, targets: Targets, reading=None
+  ) -> tuple[TrainState, Metrics]:
+    if self.method.updates == 1:
+      state, metrics = self._update(state, targets, reading)
+    else:
+      state, metrics = self._updates(state, targets)
+    return dataclasses.replace(state, step=state.step + 1), metrics
+
+  def advance(self, state: TrainState, rollout: Rollout, rewards: Rewards):
+    """Credit and learn, reading the policy once where one update allows."""
+    reading = policy = None
+    if self.method.updates == 1 and self.microbatches == 1:
+      reading = functools.cache(
+        lambda: learning.differentiate(
+          self.models['policy'], state.params['policy'], rollout
+        )
+      )
+      policy = lambda: self._scores('policy', *reading()[:2], rollout)
+    targets = self.credit(state, rollout, rewards, policy)
+    state, metrics = self.learn(state, targets, reading)
+    return state, {**metrics, **observe(rollout, rewards, targets)}
+
+  def fused(self, state: TrainState, batch: Batch):
+    rollout = self.sample(state, batch)
+    rewards = self.judge(rollout)
+    state, metrics = self.advance(state, rollout, rewards)
+    glimpse = Glimpse(
+      response=rollout.response,
+      length=rollout.length,
+      reward=rewards['task'],
+    )
+    return state, metrics, glimpse
+
+  def _ctl(self, state: TrainState) -> Ctl:
+    progress = jnp.minimum(state.step / self.total_steps, 1.0)
+    return Ctl(state.step, state.update, progress.astype(jnp.float32))
+
+  def _read(self, name: str, state: TrainState, rollout: Rollout) -> Scores:
+    params = {**state.frozen, **state.params}[name]
+    model = self.models.get(name, self.models['policy'])
+    return self._scores(name, *scoring.read(model, params, rollout), rollout)
+
+  def _scores(self, name, hidden, weight, rollout) -> Scores:
+    model = self.models.get(name, self.models['policy'])
+    return scoring.scores(model, hidden, weight, rollout, self.mesh)
+
+  def _update(self, state, targets, reading=None):
+    model, loss, ctl = self.models['policy'], self.method.loss, self._ctl(state)
+    params = state.params['policy']
+    if reading is not None:
+      found = learning.gradient(
+        model, loss, reading(), targets, ctl, self.mesh
+      )
+    else:
+      found = learning.accumulate(
+        model, loss, params, targets, ctl, self.mesh, self.microbatches
+      )
+    params, opt_state, norm, ok = optim.guarded_update(
+      self.optimizer, found.grads, found.loss, params, state.opt_state
+    )
+    state = dataclasses.replace(
+      state,
+      update=state.update + ok,
+      params={**state.params, 'policy': params},
+      opt_state=opt_state,
+    )
+    one = jnp.float32(1)
+    return state, {
+      **found.metrics,
+      'loss': Mean(total=found.loss, count=one),
+      'grad_norm': Mean(total=norm, count=one),
+      'nonfinite': Mean(total=1 - ok.astype(jnp.float32), count=one),
+    }
+
+  def _updates(self, state, targets):
+    """Several updates: each epoch deals the prompts into minibatches."""
+    prompts = targets.rollout.prompts.uid.shape[0]
+    epochs, parts = self.method.epochs, self.method.minibatches
+    keys = jax.random.split(
+      jax.random.fold_in(jax.random.fold_in(state.key, state.step), _DEAL),
+      epochs,
+    )
+    deal = jax.vmap(lambda key: jax.random.permutation(key, prompts))
+    orders = deal(keys).reshape(epochs * parts, prompts // parts)
+
+    def body(state, order):
+      part = learning.select(targets, order)
+      # Weights were normalized over the rollout, a minibatch stands for all.
+      part = dataclasses.replace(part, weight=part.weight * parts)
+      return self._update(state, part)
+
+    state, stacked = jax.lax.scan(body, state, orders)
+    return state, {k: learning.collapse(m) for k, m in stacked.items()}
+
+
+# A stream of the step's key that no phase uses.
+_DEAL = 1 << 30
+
+
+def observe(rollout: Rollout, rewards: Rewards, targets: Targets) -> Metrics:
+  """Returns metrics of a rollout and of its credit, as sums and counts."""
+  rows = jnp.float32(rollout.length.shape[0])
+  share = lambda x: Mean(total=jnp.sum(x.astype(jnp.float32)), count=rows)
+  metrics = {
+    'length': share(rollout.length),
+    'stop/length': share(rollout.stop == Stop.LENGTH),
+    'mismatch/version': Peak(
+      value=jnp.max(rollout.version).astype(jnp.float32)
+    ),
+  }
+  for name, column in {**rewards, **targets.rewards}.items():
+    there = jnp.isfinite(column)
+    metrics[f'reward/{name}'] = Mean(
+      total=masked.sum(column, there), count=jnp.sum(there.astype(jnp.float32))
+    )
+  for name, x in targets.observed.items():
+    metrics[name] = Mean(
+      total=jnp.sum(x), count=jnp.float32(max(x.size, 1))
+    )
+  return metrics
+
+
+def make_step(
+  method: Method,
+  models: Mapping[str, decoder.Model],
+  optimizer: optax.GradientTransformation,
+  judge: Judge,
+  *,
+  prompts: int,
+  mesh: Mesh | None = None,
+  microbatches: int = 1,
+  total_steps: int = 1,
+) -> Step:
+  """Returns the step of a method.
+
+  Args:
+    method: what to do.
+    models: 'policy', and any model of another architecture by its name.
+    optimizer: any optax chain.
+    judge: rollout to rewards, f32 [B] columns; 'task' always. In `fused` it
+      must be traceable.
+    prompts: P, prompts of a batch over all devices.
+    mesh: axes as in `sharding.make_mesh`; None for one device.
+    microbatches: parts that each update's gradient is added up from.
+    total_steps: rollout batches of the run, for schedules.
+
+  Raises:
+    ValueError: if P cannot be split as the arguments ask.
+  """
+  _check_split(method, prompts, sharding.row_shards(mesh), microbatches)
+  engine = _Engine(
+    method, models, optimizer, judge, mesh, microbatches, total_steps
+  )
+  return Step(
+    sample=engine.sample,
+    judge=judge,
+    credit=engine.credit,
+    learn=engine.learn,
+    fused=jax.jit(engine.fused, donate_argnums=0),
+    sampled=jax.jit(engine.sample),
+    learned=jax.jit(engine.advance, donate_argnums=0),
+  )
+
+
+def _check_split(method, prompts, shards, microbatches):
+  parts = {
+    'minibatches': method.minibatches,
+    'microbatches': microbatches,
+    'row shards of the mesh': shards,
+  }
+  whole = method.minibatches * microbatches * shards
+  if prompts % whole:
+    named = ', '.join(f'{k}={v}' for k, v in parts.items())
+    raise ValueError(
+      f'prompts={prompts} per batch must be a multiple of {whole}'
+      f' ({named}): change --prompts or those.'
+    )
+
+
+def init_state(
+  model: decoder.Model,
+  optimizer: optax.GradientTransformation,
+  *,
+  seed: int,
+  params: Params | None = None,
+  frozen: Mapping[str, Params] | None = None,
+  mesh: Mesh | None = None,
+) -> TrainState:
+  """Returns a state whose arrays are created where they will live.
+
+  Args:
+    model: the policy.
+    optimizer: any optax chain.
+    seed: of the run; also of fresh parameters.
+    params: of the policy; None makes fresh ones.
+    frozen: parameters that are never trained, by name.
+    mesh: over which parameters and optimizer state are split.
+  """
+
+  def make(params):
+    key = jax.random.key(seed)
+    if params is None:
+      params = model.init(jax.random.fold_in(key, _DEAL))
+    return TrainState(
+      step=jnp.int32(0),
+      update=jnp.int32(0),
+      params={'policy': params},
+      opt_state=optimizer.init(params),
+      frozen=dict(frozen or {}),
+      slow={},
+      key=key,
+    )
+
+  if mesh is None:
+    return jax.jit(make)(params)
+  shape = jax.eval_shape(make, params)
+  return jax.jit(make, out_shardings=state_shardings(shape, mesh))(params)
+
+
+def state_shardings(state: TrainState, mesh: Mesh) -> TrainState:
+  """Returns the sharding of each array of a state."""
+  whole = NamedSharding(mesh, PartitionSpec())
+  place = lambda tree: rules.shardings(tree, mesh, rules.TRAIN)
+  return TrainState(
+    step=whole,
+    update=whole,
+    params=place(state.params),
+    opt_state=place(state.opt_state),
+    frozen=place(state.frozen),
+    slow=jax.tree.map(lambda _: whole, state.slow),
+    key=whole,
+  )
