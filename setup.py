@@ -26,9 +26,7 @@ CORE = [
 
 EXTRAS = {
   'test': [
-    'build>=1.2',
-    'psutil>=6.0',
-    'pyright>=1.1.400',
+    'pyright[nodejs]>=1.1.400',
     'pytest>=8.4',
     'pytest-xdist>=3.6',
     'ruff>=0.12',
