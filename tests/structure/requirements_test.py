@@ -26,11 +26,11 @@ def reached(starts: set[str]) -> set[str]:
   """Returns the modules of the repository that importing some leads to."""
   modules = sources.modules()
   found: set[str] = set()
-  todo = starts & modules.keys()
-  while todo:
-    found |= todo
-    used = set().union(*(sources.imports(modules[name]) for name in todo))
-    todo = (used & modules.keys()) - found
+  fresh = starts & modules.keys()
+  while fresh:
+    found |= fresh
+    used = set().union(*(sources.imports(modules[name]) for name in fresh))
+    fresh = (used & modules.keys()) - found
   return found
 
 
