@@ -91,7 +91,9 @@ def zscore(
   """
   present = _present(reward, valid)
   scale = masked.std(reward, present, 0, keepdims=True, ddof=ddof)
-  return masked.center(reward, present, 0) / (scale + eps)
+  # Equal rewards are centered to exactly 0, and stay so with eps = 0.
+  scale = jnp.where(scale > 0.0, scale + eps, 1.0)
+  return masked.center(reward, present, 0) / scale
 
 
 def grpo(reward: Array, valid: Array) -> Array:

@@ -16,6 +16,8 @@ from rljax.core.types import Array
 def broadcast(adv: Array, mask: Array) -> Array:
   """Returns the advantage of each row at all of its sampled tokens.
 
+  Keeps the sign; the sum over a row grows with its length.
+
   Args:
     adv: f32 [B].
     mask: f32 [B, T].
@@ -29,7 +31,8 @@ def broadcast(adv: Array, mask: Array) -> Array:
 def reward_to_go(reward: Array, mask: Array, *, discount: float = 1.0) -> Array:
   """Returns the discounted sum of rewards from each sampled token on.
 
-  Rₜ = rₜ + discount · R of the next sampled token.
+  Rₜ = rₜ + discount · R of the next sampled token. Without discount, one
+  reward at the end of a row is `broadcast` of it.
 
   Args:
     reward: f32 [B, T]; 0 where nothing is paid.

@@ -1,0 +1,95 @@
+"""Runs the contract of its family on every public function."""
+
+import types
+
+from absl.testing import absltest, parameterized
+import jax.numpy as jnp
+
+from rljax.core import masked
+from rljax.objectives import advantages, divergences, surrogates, weights
+from tests import contracts
+
+
+class ContractsTest(parameterized.TestCase):
+  @parameterized.named_parameters(*contracts.cases())
+  def test_contract(self, fn, claim, check):
+    check(fn, claim)
+
+  @parameterized.parameters(*contracts.FAMILIES)
+  def test_every_function_has_claims(self, module, table, _):
+    self.assertNotEmpty(table)
+    missing = contracts.unclaimed(module, table, contracts.GATES)
+    self.assertEmpty(missing, f'add the claims of {missing} to contracts.py')
+    self.assertContainsSubset(table, contracts.public(module))
+
+  def test_a_new_function_does_not_escape(self):
+    module = types.ModuleType(advantages.__name__)
+    vars(module).update(vars(advantages))
+    exec('def fresh(reward, valid):\n  return reward', vars(module))
+    self.assertEqual(
+      contracts.unclaimed(module, contracts.ADVANTAGES), {'fresh'}
+    )
+
+
+def _ignores_valid(reward, valid):
+  return masked.center(reward, jnp.isfinite(reward))
+
+
+def _one_pass(reward, valid):
+  present = valid & jnp.isfinite(reward)
+  mean = masked.mean(reward, present)
+  variance = masked.mean(jnp.square(reward), present) - jnp.square(mean)
+  scale = jnp.sqrt(jnp.maximum(variance, 0.0)) + 1e-6
+  return masked.fill((reward - mean[None]) / scale[None], present)
+
+
+def _mean_of_means(mask):
+  return weights.sequence_mean_token_mean(mask)
+
+
+def _overflows(log_ratio, adv):
+  ratio = jnp.exp(log_ratio)
+  return jnp.minimum(ratio * adv, jnp.clip(ratio, 0.8, 1.2) * adv)
+
+
+def _cancels(logp, other_logp):
+  x = other_logp - logp
+  return jnp.exp(x) - x - 1.0
+
+
+class ChecksCanFailTest(parameterized.TestCase):
+  """Each check refuses a plausible mistake."""
+
+  @parameterized.parameters(
+    (contracts.check_advantage, _ignores_valid, contracts.ADVANTAGES['center']),
+    (contracts.check_advantage, _one_pass, contracts.ADVANTAGES['zscore']),
+    (
+      contracts.check_advantage,
+      advantages.center,
+      contracts.ADVANTAGES['leave_one_out'],
+    ),
+    (
+      contracts.check_aggregation,
+      _mean_of_means,
+      contracts.AGGREGATIONS['sequence_mean_token_sum'],
+    ),
+    (contracts.check_surrogate, _overflows, contracts.SURROGATES['clip']),
+    (
+      contracts.check_surrogate,
+      surrogates.reinforce,
+      contracts.SURROGATES['clip'],
+    ),
+    (contracts.check_divergence, _cancels, contracts.DIVERGENCES['k3']),
+    (
+      contracts.check_divergence,
+      divergences.k3,
+      contracts.Divergence('reverse'),
+    ),
+  )
+  def test_refuses(self, check, fn, claim):
+    with self.assertRaises(AssertionError):
+      check(fn, claim)
+
+
+if __name__ == '__main__':
+  absltest.main()
