@@ -193,13 +193,6 @@ def _parse(text: str) -> tokenizers.Tokenizer:
   return tokenizer
 
 
-def _bos_id(tokenizer: tokenizers.Tokenizer) -> int | None:
-  """Returns what the tokenizer itself would put in front of a text."""
-  plain = tokenizer.encode('a', add_special_tokens=False).ids
-  first = tokenizer.encode('a', add_special_tokens=True).ids[:1]
-  return first[0] if plain and first != plain[:1] else None
-
-
 def _settings(path: pathlib.Path) -> dict[str, Any]:
   """Returns the content of a JSON file, {} if there is none."""
   return json.loads(path.read_text('utf-8')) if path.exists() else {}
@@ -216,6 +209,17 @@ def _token_id(
   if found is None:
     raise ValueError(f'the vocabulary lacks {text!r} of tokenizer_config.json')
   return [found]
+
+
+def _bos_id(
+  tokenizer: tokenizers.Tokenizer, config: Mapping[str, Any]
+) -> int | None:
+  """Returns what the tokenizer itself would put in front of a text."""
+  if config.get('add_bos_token'):
+    return _token_id(tokenizer, config['bos_token'])[0]
+  plain = tokenizer.encode('a', add_special_tokens=False).ids
+  first = tokenizer.encode('a', add_special_tokens=True).ids[:1]
+  return first[0] if plain and first != plain[:1] else None
 
 
 def huggingface_file(path: pathlib.Path) -> HuggingFace:
@@ -236,7 +240,7 @@ def huggingface_file(path: pathlib.Path) -> HuggingFace:
     text,
     stop_ids=tuple(dict.fromkeys(end)),
     pad_id=(*_token_id(tokenizer, config.get('pad_token')), 0)[0],
-    bos_id=_bos_id(tokenizer),
+    bos_id=_bos_id(tokenizer, config),
     chat_template=template if isinstance(template, str) else None,
   )
 

@@ -215,6 +215,17 @@ def test_a_file_alone(tmp_path):
   assert (found.bos_id, found.stop_ids, found.pad_id) == (None, (), 0)
 
 
+@pytest.mark.parametrize('add, expected', [(True, 1), (False, None)])
+def test_only_the_settings_ask_for_a_beginning(tmp_path, add, expected):
+  path = tmp_path / 'tokenizer.json'
+  tokenizer = word_level()
+  tokenizer.post_processor = processors.Sequence([])
+  tokenizer.save(str(path))
+  settings = {'bos_token': '<s>', 'add_bos_token': add}
+  (tmp_path / 'tokenizer_config.json').write_text(json.dumps(settings))
+  assert tokenizers.named(str(path)).bos_id == expected
+
+
 def test_settings_that_do_not_fit(tmp_path):
   path = tmp_path / 'tokenizer.json'
   word_level().save(str(path))
