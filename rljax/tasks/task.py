@@ -11,6 +11,8 @@ import dataclasses
 import difflib
 from typing import TYPE_CHECKING, Any, Protocol
 
+from rljax.rewards import sandbox
+
 if TYPE_CHECKING:
   import grain
   import jax
@@ -183,29 +185,41 @@ def check_split(split: str) -> None:
     raise ValueError(f'There is no split {split!r}{nearest(split, SPLITS)}.')
 
 
-def validate(
-  task: Task,
-  n: int = 16,
-  score: Callable[[Example, str], float] | None = None,
-) -> None:
+def verifier(
+  name: str, options: Mapping[str, Any]
+) -> Callable[[Example, str], float]:
+  """Returns the host verifier of a task, in whatever process this runs."""
+  return named(name, **options).verify
+
+
+def sandboxed(task: Task, **limits: Any) -> sandbox.Sandbox:
+  """Returns a sandbox that scores responses to `task`.
+
+  Args:
+    task: one that `named` can build again from its name and options.
+    **limits: workers, timeout, memory_mb; see `sandbox.Sandbox`.
+  """
+  options = {'name': task.name, 'options': dict(task.options)}
+  return sandbox.Sandbox(f'{__name__}:verifier', options, **limits)
+
+
+def validate(task: Task, n: int = 16) -> None:
   """Checks a task's verifier on the first `n` examples of both splits.
 
   The worked solution, or the answer where there is none, must score 1. Empty,
-  garbage and adversarial strings must score 0 and never raise.
-
-  Args:
-    task: what to check.
-    n: examples of each split.
-    score: how to judge, `task.verify` by default. An untrusted task needs a
-      sandboxed one, whose NaN (a verifier that failed) is taken for a 0.
+  garbage and adversarial strings must score 0 and never raise; in the sandbox
+  of an untrusted task they may also fail to be scored.
 
   Raises:
     ValueError: names the first example and string with another score.
   """
-  if score is None:
-    if not task.trusted:
-      raise ValueError(f'{task.name} is not trusted: pass a sandboxed score.')
-    score = task.verify
+  if task.trusted:
+    return _validate(task, n, task.verify)
+  with sandboxed(task, workers=1, timeout=5.0) as box:
+    _validate(task, n, lambda e, text: float(box.score([e], [text])[0]))
+
+
+def _validate(task: Task, n: int, score: Callable) -> None:
   for split in SPLITS:
     source = task.source(split)
     for index in range(min(n, len(source))):

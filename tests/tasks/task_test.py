@@ -1,6 +1,5 @@
 """Finding a task by name, and checking its verifier."""
 
-import math
 import subprocess
 import sys
 
@@ -43,7 +42,7 @@ class NamedTest(parameterized.TestCase):
       [sys.executable, '-c', code], capture_output=True, check=True, text=True
     )
     loaded = set(run.stdout.split())
-    self.assertEmpty(loaded & {'jax', 'grain', 'numpy'})
+    self.assertEmpty(loaded & {'jax', 'grain'})
 
 
 class _Always:
@@ -86,12 +85,6 @@ class ValidateTest(parameterized.TestCase):
       return task.validate(_Always(score))
     with self.assertRaisesRegex(ValueError, message):
       task.validate(_Always(score))
-
-  def test_untrusted_needs_a_sandbox(self):
-    made = _Always(lambda e, t: float(t == e.answer), trusted=False)
-    with self.assertRaisesRegex(ValueError, 'not trusted'):
-      task.validate(made)
-    task.validate(made, score=lambda e, t: 1.0 if t == '2' else math.nan)
 
 
 if __name__ == '__main__':
