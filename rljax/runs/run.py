@@ -19,7 +19,7 @@ import sys
 import typing
 from typing import Any, NoReturn, Self, TypeVar
 
-from absl import flags
+from absl import flags, logging
 import jax
 
 _Value = TypeVar('_Value')
@@ -134,6 +134,9 @@ def main(
     config = _parse(config_class, values, program, arguments)
   except (flags.Error, ValueError) as error:
     _fail(error, _USAGE)
+  if not values['traceback'].value:
+    # Libraries log, from their threads, what they also raise.
+    logging.set_verbosity(logging.FATAL)
   try:
     fn(config)
   except KeyboardInterrupt:
