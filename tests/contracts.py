@@ -430,14 +430,13 @@ def expected_gradient(
   fn: Fn, theta: np.ndarray, other_logp: np.ndarray
 ) -> np.ndarray:
   """Returns E over tokens of d fn / d theta, the policy's logits, [V]."""
-  policy = jnp.asarray(_softmax(theta), jnp.float32)
+  policy, other_logp = _softmax(theta).astype(F32), other_logp.astype(F32)
 
   def penalty(theta):
-    each = fn(jax.nn.log_softmax(theta), jnp.asarray(other_logp, jnp.float32))
-    return jnp.sum(policy * each)
+    return jnp.sum(policy * fn(jax.nn.log_softmax(theta), other_logp))
 
   with strict():
-    return np.asarray(jax.grad(penalty)(jnp.asarray(theta, jnp.float32)))
+    return np.asarray(jax.jit(jax.grad(penalty))(theta.astype(F32)))
 
 
 def _softmax(x: np.ndarray) -> np.ndarray:

@@ -32,7 +32,7 @@ def fill(x: Array, mask: Array, value: float = 0.0) -> Array:
 def count(
   mask: Array, axis: int | None = None, keepdims: bool = False
 ) -> Array:
-  """Returns how many positions of `mask` are not zero, in float32."""
+  """Returns how many positions of `mask` [...] are not zero, f32."""
   present = mask.astype(bool).astype(jnp.float32)
   return jnp.sum(present, axis=axis, keepdims=keepdims)
 

@@ -1,0 +1,61 @@
+"""The gradient of each estimator, by enumeration of three tokens."""
+
+from absl.testing import absltest, parameterized
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from rljax.objectives import divergences
+from tests import contracts
+
+THETA = np.array([0.3, -0.2, 0.5])
+REF = np.asarray(jax.nn.log_softmax(jnp.array([0.0, 0.1, -0.4])))
+REVERSE = (-0.046132, -0.156667, 0.202799)
+FORWARD = (-0.006682, -0.183711, 0.190392)
+
+
+def _times_ratio(estimator):
+  """Returns the estimator times a ratio of value 1 that has a gradient."""
+
+  def fn(logp, other_logp):
+    ratio = jnp.exp(logp - jax.lax.stop_gradient(logp))
+    return estimator(logp, other_logp) * ratio
+
+  return fn
+
+
+class DivergencesTest(parameterized.TestCase):
+  @parameterized.parameters(
+    (divergences.k1, (0.0, 0.0, 0.0)),
+    (divergences.k2, REVERSE),
+    (divergences.k3, FORWARD),
+    (_times_ratio(divergences.k1), REVERSE),
+    (_times_ratio(divergences.k3), REVERSE),
+  )
+  def test_expected_gradient(self, fn, expected):
+    contracts.close(contracts.expected_gradient(fn, THETA, REF), expected)
+
+  def test_the_two_gradients_are_of_the_two_divergences(self):
+    def reverse(theta):
+      logp = jax.nn.log_softmax(theta)
+      return jnp.sum(jnp.exp(logp) * (logp - REF))
+
+    def forward(theta):
+      return jnp.sum(jnp.exp(REF) * (REF - jax.nn.log_softmax(theta)))
+
+    theta = jnp.asarray(THETA, jnp.float32)
+    contracts.close(jax.jit(jax.grad(reverse))(theta), REVERSE)
+    contracts.close(jax.jit(jax.grad(forward))(theta), FORWARD)
+
+  @parameterized.parameters(1e-6, 1e-4, 1e-2, 0.029, 0.031, 0.3, 3.0)
+  def test_k3_is_accurate_for_small_gaps(self, gap):
+    for x in (gap, -gap):
+      other = np.float32([x])
+      exact = np.float64(other)
+      exact = np.expm1(exact) - exact
+      value = contracts.call(divergences.k3, np.float32([0.0]), other)
+      np.testing.assert_allclose(value, exact, rtol=5e-5)
+
+
+if __name__ == '__main__':
+  absltest.main()
