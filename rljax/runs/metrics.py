@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 import json
 import math
+import os
 import pathlib
 from typing import Any, BinaryIO
 
@@ -55,7 +56,7 @@ def finalize(metrics: Metrics) -> dict[str, float]:
   return numbers
 
 
-def read(workdir: str | pathlib.Path) -> list[dict[str, Any]]:
+def read(workdir: str | os.PathLike[str]) -> list[dict[str, Any]]:
   """Returns the rows of a run's metrics; null is NaN.
 
   A last line that was cut off while it was written is left out.
@@ -95,7 +96,7 @@ class Writer:
 
   def __init__(
     self,
-    workdir: str | pathlib.Path,
+    workdir: str | os.PathLike[str],
     position: Mapping[str, int] | None = None,
   ):
     """Opens the files, empty unless `position` says how much to keep."""
