@@ -8,6 +8,7 @@ import jax
 import numpy as np
 import pytest
 
+from rljax.data import tokenizers
 from rljax.tasks import arithmetic, task
 from tests.tasks import rollouts
 
@@ -131,7 +132,7 @@ class VerifierTest(parameterized.TestCase):
     self.assertEqual(made.verify(example, text), score)
     if ' ' in text:
       return
-    tokenizer = rollouts.Characters(made.alphabet)
+    tokenizer = tokenizers.Characters(made.alphabet)
     rows = rollouts.rollout(
       made, [example] * 2, [text] * 2, tokenizer, 16, [True, False]
     )
@@ -140,7 +141,7 @@ class VerifierTest(parameterized.TestCase):
   @parameterized.parameters({}, {'style': 'short'}, _ALL)
   def test_host_and_device_agree_on_edits_of_the_gold(self, **options):
     made = arithmetic.Arithmetic(**options)
-    tokenizer = rollouts.Characters(made.alphabet)
+    tokenizer = tokenizers.Characters(made.alphabet)
     source, rng = made.source('test'), random.Random(0)
     examples = [source[rng.randrange(len(source))] for _ in range(400)]
     texts = [_edited(e.trace, made.alphabet, rng) for e in examples]
@@ -153,7 +154,7 @@ class VerifierTest(parameterized.TestCase):
   def test_a_response_that_fills_every_place(self):
     made = arithmetic.Arithmetic()
     example = made._example(((47, 38), ('+',)))
-    tokenizer = rollouts.Characters(made.alphabet)
+    tokenizer = tokenizers.Characters(made.alphabet)
     texts, stopped = ['85', '850', ';85'], [True, False, False]
     rows = rollouts.rollout(made, [example] * 3, texts, tokenizer, 3, stopped)
     np.testing.assert_array_equal(_judge(rows), [1, 0, 0])
@@ -161,7 +162,7 @@ class VerifierTest(parameterized.TestCase):
   def test_answers_are_read_through_prompt_of(self):
     made = arithmetic.Arithmetic()
     examples = [made._example(((a, 1), ('+',))) for a in (1, 2)]
-    tokenizer = rollouts.Characters(made.alphabet)
+    tokenizer = tokenizers.Characters(made.alphabet)
     rows = rollouts.rollout(made, examples, ['3', '2'], tokenizer, 4)
     rows = dataclasses.replace(rows, prompt_of=np.array([1, 0]))
     np.testing.assert_array_equal(_judge(rows), [1, 1])

@@ -1,33 +1,10 @@
-"""Rollouts of given texts, and a character tokenizer, for tests."""
+"""Rollouts of given texts, for tests of device verifiers."""
 
 import jax.numpy as jnp
 import numpy as np
 
 from rljax.core import types
 from rljax.data import prompts
-
-STOP = 1
-
-
-class Characters:
-  """One token per character; 0 pads and 1 stops."""
-
-  pad_id = 0
-  bos_id = None
-  stop_ids = (STOP,)
-
-  def __init__(self, alphabet):
-    self.alphabet = alphabet
-    self.vocab_size = len(alphabet) + 2
-
-  def encode(self, text):
-    return [self.alphabet.index(c) + 2 for c in text]
-
-  def decode(self, ids):
-    return ''.join(self.alphabet[i - 2] for i in ids)
-
-  def spec(self):
-    return {}
 
 
 def rollout(task, examples, texts, tokenizer, width, stopped=None):
@@ -41,7 +18,7 @@ def rollout(task, examples, texts, tokenizer, width, stopped=None):
   response = np.zeros((n, width), np.int32)
   length = np.zeros(n, np.int32)
   for row, text in enumerate(texts):
-    ids = tokenizer.encode(text) + [STOP] * stopped[row]
+    ids = tokenizer.encode(text) + [*tokenizer.stop_ids] * stopped[row]
     response[row, : len(ids)] = ids
     length[row] = len(ids)
   zeros = jnp.zeros((n, width), jnp.float32)

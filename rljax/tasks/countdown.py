@@ -1,0 +1,308 @@
+"""Countdown: reach a target from given numbers, each used at most once.
+
+A prompt is '3 5 7=26:', and '7*3+5' is one of its answers. An answer is
+numbers joined by + - * /, without spaces, signs or parentheses; products come
+before sums and a quotient is an exact fraction. The host verifier and the one
+on the device accept the same answers.
+"""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Callable, Iterator, Mapping, Sequence
+import dataclasses
+import fractions
+import functools
+import hashlib
+import itertools
+import re
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import grain
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from rljax.core import types
+from rljax.data import prompts
+from rljax.tasks import task
+
+if TYPE_CHECKING:
+  from rljax.data import tokenizers
+
+_SYMBOLS = '0123456789+-*/'
+_PLUS, _MINUS, _TIMES, _OVER, _END, _OTHER = range(10, 16)
+_EXPRESSION = re.compile(r'[1-9][0-9]{0,8}(?:[-+*/][1-9][0-9]{0,8})*')
+_MAX_LETTERS = 200  # of an answer that is looked at
+_NO_NUMBER = 10**8  # where a number being read stops growing; none is as large
+_BLOCK = 1024  # problems drawn at once
+_TRIES = 100  # draws per problem before the space counts as too small
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Countdown:
+  """Random solvable problems, all different.
+
+  Attributes:
+    numbers: how many are given.
+    largest: they are 1 .. largest.
+    largest_target: targets are 1 .. largest_target, and no given number.
+    problems: of both splits together.
+    held_out: share of the problems that is kept for 'test'.
+    seed: of the problems.
+  """
+
+  numbers: int = 3
+  largest: int = 20
+  largest_target: int = 100
+  problems: int = 10_000
+  held_out: float = 0.2
+  seed: int = 0
+
+  def __post_init__(self):
+    if self.numbers < 2 or self.largest < 1 or self.problems < 2:
+      raise ValueError('numbers >= 2, largest >= 1, problems >= 2 are needed.')
+    if not 0 < self.held_out < 1:
+      raise ValueError(f'{self.held_out=} is not between 0 and 1.')
+    most = max(self.numbers, self.largest_target)
+    if most * self.largest**self.numbers >= 2**31:
+      raise ValueError(
+        f'{self.numbers} numbers up to {self.largest} with targets up to '
+        f'{self.largest_target} overflow 32-bit integers on the device.'
+      )
+
+  @property
+  def name(self) -> str:
+    return 'countdown'
+
+  @property
+  def options(self) -> Mapping[str, Any]:
+    return dataclasses.asdict(self)
+
+  @property
+  def trusted(self) -> bool:
+    return True
+
+  @property
+  def device_verify(self) -> Callable[[types.Rollout], jax.Array]:
+    return reaches
+
+  @property
+  def alphabet(self) -> str:
+    """Every character that a prompt or a solution may hold."""
+    return f'{_SYMBOLS} =:'
+
+  def source(self, split: str) -> grain.MapDataset[task.Example]:
+    """Returns the problems of a split."""
+    task.check_split(split)
+    return grain.MapDataset.source(self._splits[split])
+
+  def verify(self, example: task.Example, text: str) -> float:
+    """Returns 1 if the text is an answer in the task's form, else 0."""
+    return float(
+      reached(text, example.meta['numbers']) == example.meta['target']
+    )
+
+  def encode(
+    self, example: task.Example, tokenizer: tokenizers.Tokenizer
+  ) -> dict[str, np.ndarray]:
+    """Returns 'numbers' i32 [numbers], 'target' i32 [], 'symbols' i32 [14].
+
+    Raises:
+      ValueError: the tokenizer has no token for some digit or operator.
+    """
+    symbols = [prompts.continuation('1', c, tokenizer) for c in _SYMBOLS]
+    for symbol, ids in zip(_SYMBOLS, symbols, strict=True):
+      if len(ids) != 1:
+        raise ValueError(f'countdown needs a single token for {symbol!r}.')
+    return {
+      'numbers': np.array(example.meta['numbers'], np.int32),
+      'target': np.array(example.meta['target'], np.int32),
+      'symbols': np.array(symbols, np.int32)[:, 0],
+    }
+
+  @functools.cached_property
+  def _splits(self) -> dict[str, list[task.Example]]:
+    splits: dict[str, list[task.Example]] = {name: [] for name in task.SPLITS}
+    for key, example in self._examples().items():
+      digest = hashlib.blake2b(repr(key).encode(), digest_size=4).digest()
+      test = int.from_bytes(digest) < self.held_out * 2**32
+      splits['test' if test else 'train'].append(example)
+    return splits
+
+  def _examples(self) -> dict[tuple, task.Example]:
+    """Returns examples by (sorted numbers, target)."""
+    found: dict[tuple, task.Example] = {}
+    limit = _TRIES * self.problems
+    for numbers, operators, order in itertools.islice(self._draws(), limit):
+      value, below = _value(numbers, operators)
+      target, rest = divmod(value, below)
+      if rest or not 1 <= target <= self.largest_target or target in numbers:
+        continue
+      key = (*sorted(numbers), target)
+      if key in found:
+        continue
+      signs = zip(operators, numbers[1:], strict=True)
+      shown = [numbers[k] for k in order]
+      found[key] = task.Example(
+        uid=len(found),
+        prompt=f'{" ".join(map(str, shown))}={target}:',
+        answer=str(numbers[0]) + ''.join(f'{o}{n}' for o, n in signs),
+        meta={'numbers': shown, 'target': target},
+      )
+      if len(found) == self.problems:
+        return found
+    raise ValueError(f'only {len(found)} problems found; asked: {self}')
+
+  def _draws(self) -> Iterator[tuple[list[int], list[str], list[int]]]:
+    """Yields numbers, operators between them, and an order to show them in."""
+    rng = np.random.default_rng(self.seed)
+    places = np.tile(np.arange(self.numbers), (_BLOCK, 1))
+    while True:
+      yield from zip(
+        rng.integers(1, self.largest + 1, places.shape).tolist(),
+        rng.choice(list('+-*/'), (_BLOCK, self.numbers - 1)).tolist(),
+        rng.permuted(places, axis=1).tolist(),
+        strict=True,
+      )
+
+
+def reached(text: str, numbers: Sequence[int]) -> fractions.Fraction | None:
+  """Returns the value of an expression over `numbers`, or None.
+
+  None for a text of another form, and for one that uses a number which isn't
+  given, or more often than it is given.
+  """
+  if len(text) > _MAX_LETTERS or not _EXPRESSION.fullmatch(text):
+    return None
+  used = list(map(int, re.findall('[0-9]+', text)))
+  if collections.Counter(used) - collections.Counter(numbers):
+    return None
+  return fractions.Fraction(*_value(used, re.findall('[-+*/]', text)))
+
+
+def _value(numbers: Sequence[int], operators: Sequence[str]) -> tuple[int, int]:
+  """Returns an expression's value as a numerator and a denominator > 0."""
+  total, below, sign, term, under = 0, 1, 1, numbers[0], 1
+  for operator, number in zip(operators, numbers[1:], strict=True):
+    if operator == '*':
+      term *= number
+    elif operator == '/':
+      under *= number
+    else:
+      total, below = total * under + sign * term * below, below * under
+      sign, term, under = -1 if operator == '-' else 1, number, 1
+  return total * under + sign * term * below, below * under
+
+
+class _State(NamedTuple):
+  """An expression read up to some token; [B] each, exact fractions."""
+
+  valid: jax.Array
+  digits: jax.Array  # bool, the number being read has any
+  number: jax.Array  # being read
+  used: jax.Array  # bool [B, n], given numbers that are spent
+  term: jax.Array  # numerator of the product being read
+  under: jax.Array  # its denominator
+  divide: jax.Array  # bool, the next number divides the product
+  total: jax.Array  # numerator of the sum before the product
+  below: jax.Array  # its denominator
+  sign: jax.Array  # of the product
+
+
+def reaches(rollout: types.Rollout) -> jax.Array:
+  """Returns 1 where the response is an answer, as `Countdown.verify` does.
+
+  A row that did not stop scores 0.
+
+  Args:
+    rollout: with `data` 'numbers' i32 [P, n], 'target' i32 [P] and 'symbols'
+      i32 [P, 14], the ids of the digits and of + - * /.
+
+  Returns:
+    f32 [B].
+  """
+  data = {
+    name: rollout.data[name][rollout.prompt_of]
+    for name in ('numbers', 'target', 'symbols')
+  }
+  same = rollout.response[:, :, None] == data['symbols'][:, None, :]
+  code = jnp.where(same.any(-1), same.argmax(-1), _OTHER)
+  place = jnp.arange(code.shape[1])[None]
+  end = rollout.length[:, None] - 1
+  code = jnp.where(place == end, _END, code)
+  state = _start(data['numbers'])
+
+  def step(state, column):
+    code, live = column
+    after = _read(state, code, data['numbers'])
+    return jax.tree.map(
+      lambda new, old: jnp.where(
+        live.reshape(live.shape + (1,) * (new.ndim - 1)), new, old
+      ),
+      after,
+      state,
+    ), None
+
+  state, _ = jax.lax.scan(step, state, (code.T, (place <= end).T))
+  hit = state.total == data['target'] * state.below
+  hit &= state.valid & (rollout.stop == int(types.Stop.TOKEN))
+  return hit.astype(jnp.float32)
+
+
+def _start(numbers: jax.Array) -> _State:
+  """Returns the state before the first token."""
+  zero = jnp.zeros_like(numbers[:, 0])
+  return _State(
+    valid=zero == 0,
+    digits=zero != 0,
+    number=zero,
+    used=numbers < 0,
+    term=zero + 1,
+    under=zero + 1,
+    divide=zero != 0,
+    total=zero,
+    below=zero + 1,
+    sign=zero + 1,
+  )
+
+
+def _read(state: _State, code: jax.Array, numbers: jax.Array) -> _State:
+  """Returns the state after one token of each row."""
+  digit = code < 10
+  valid = state.valid & jnp.where(
+    digit, (state.number > 0) | ~state.digits, state.digits
+  )
+  valid &= code != _OTHER
+  grown = jnp.minimum(state.number * 10 + code, _NO_NUMBER)
+  done = _close(state, code, numbers)
+  return done._replace(
+    valid=valid & (digit | done.valid),
+    digits=digit,
+    number=jnp.where(digit, grown, 0),
+    used=jnp.where(digit[:, None], state.used, done.used),
+    **{
+      name: jnp.where(digit, getattr(state, name), getattr(done, name))
+      for name in ('term', 'under', 'divide', 'total', 'below', 'sign')
+    },
+  )
+
+
+def _close(state: _State, code: jax.Array, numbers: jax.Array) -> _State:
+  """Returns the state after an operator or the end: a number is complete."""
+  free = (numbers == state.number[:, None]) & ~state.used
+  first = free & (jnp.cumsum(free, axis=1) == 1)
+  term = jnp.where(state.divide, state.term, state.term * state.number)
+  under = jnp.where(state.divide, state.under * state.number, state.under)
+  product = (code == _TIMES) | (code == _OVER)
+  total = state.total * under + state.sign * term * state.below
+  return state._replace(
+    valid=free.any(axis=1),
+    used=state.used | first,
+    term=jnp.where(product, term, 1),
+    under=jnp.where(product, under, 1),
+    divide=code == _OVER,
+    total=jnp.where(product, state.total, total),
+    below=jnp.where(product, state.below, state.below * under),
+    sign=jnp.where(product, state.sign, jnp.where(code == _MINUS, -1, 1)),
+  )
