@@ -6,7 +6,13 @@ from absl.testing import absltest, parameterized
 import jax.numpy as jnp
 
 from rljax.core import masked
-from rljax.objectives import advantages, divergences, surrogates, weights
+from rljax.objectives import (
+  advantages,
+  divergences,
+  ratios,
+  surrogates,
+  weights,
+)
 from tests import contracts
 
 
@@ -57,6 +63,14 @@ def _cancels(logp, other_logp):
   return jnp.exp(x) - x - 1.0
 
 
+def _moves_rows(reward, mask):
+  return masked.fill(reward[::-1], mask)
+
+
+def _unmasked(logp, old_logp, mask):
+  return jnp.clip(logp - old_logp, -20.0, 20.0) * mask
+
+
 class ChecksCanFailTest(parameterized.TestCase):
   """Each check refuses a plausible mistake."""
 
@@ -72,6 +86,13 @@ class ChecksCanFailTest(parameterized.TestCase):
       contracts.check_aggregation,
       _mean_of_means,
       contracts.AGGREGATIONS['sequence_mean_token_sum'],
+    ),
+    (contracts.check_credit, _moves_rows, contracts.Credit(('tokens',))),
+    (contracts.check_ratio, _unmasked, contracts.RATIOS['token']),
+    (
+      contracts.check_ratio,
+      ratios.token,
+      contracts.RATIOS['truncated_importance'],
     ),
     (contracts.check_surrogate, _overflows, contracts.SURROGATES['clip']),
     (
