@@ -127,9 +127,9 @@ def _row_gradient(model, loss, reading, targets, ctl, mesh):
     read = scoring.scores(model, hidden, weight, rollout, mesh)
     return loss.fn({'policy': read}, targets, ctl)
 
-  (value, metrics), cotangent = jax.value_and_grad(
-    total, (0, 1), has_aux=True
-  )(reading.hidden, reading.weight)
+  (value, metrics), cotangent = jax.value_and_grad(total, (0, 1), has_aux=True)(
+    reading.hidden, reading.weight
+  )
   (grads,) = reading.pull(cotangent)
   return Learned(grads, value, metrics)
 

@@ -156,9 +156,7 @@ class _Engine:
     model, loss, ctl = self.models['policy'], self.method.loss, self._ctl(state)
     params = state.params['policy']
     if reading is not None:
-      found = learning.gradient(
-        model, loss, reading(), targets, ctl, self.mesh
-      )
+      found = learning.gradient(model, loss, reading(), targets, ctl, self.mesh)
     else:
       found = learning.accumulate(
         model, loss, params, targets, ctl, self.mesh, self.microbatches
@@ -222,9 +220,7 @@ def observe(rollout: Rollout, rewards: Rewards, targets: Targets) -> Metrics:
       total=masked.sum(column, there), count=jnp.sum(there.astype(jnp.float32))
     )
   for name, x in targets.observed.items():
-    metrics[name] = Mean(
-      total=jnp.sum(x), count=jnp.float32(max(x.size, 1))
-    )
+    metrics[name] = Mean(total=jnp.sum(x), count=jnp.float32(max(x.size, 1)))
   return metrics
 
 

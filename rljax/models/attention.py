@@ -30,38 +30,34 @@ def causal(q: Array, k: Array, v: Array, valid: Array) -> Array:
   return _ungroup(_merge([(scores, v.swapaxes(1, 2))], q.dtype))
 
 
-def rows(
-    q: Array,
-    k: Array,
-    v: Array,
-    prompt_k: Array,
-    prompt_v: Array,
-    prompt_valid: Array,
-    prompt_of: Array | None,
-) -> Array:
-  """Returns attention of response rows to their prompt and themselves.
+def shared(q: Array, k: Array, v: Array, valid: Array, *, group: int) -> Array:
+  """Returns attention in lines of a prompt and the rows that answer it.
+
+  A line is a prompt of S tokens followed by G rows of T tokens. Prompt tokens
+  see the prompt, row tokens see the prompt and their own row, causally.
 
   Args:
-    q: [B, T, H, d].
-    k: [B, T, K, d].
-    v: [B, T, K, d].
-    prompt_k: [P, S, K, d].
-    prompt_v: [P, S, K, d].
-    prompt_valid: bool [P, S].
-    prompt_of: i32 [B], or None when row b answers prompt b // (B / P).
+    q: [P, S + G * T, H, d].
+    k: [P, S + G * T, K, d].
+    v: [P, S + G * T, K, d].
+    valid: bool [P, S], prompt keys that exist.
+    group: G.
 
   Returns:
-    [B, T, H, d].
+    [P, S + G * T, H, d].
   """
-  size = q.shape[1]
+  lines, size = valid.shape
+  head = [x[:, :size] for x in (q, k, v)]
+  rows = lambda x: x[:, size:].reshape(lines * group, -1, *x.shape[2:])
+  q, k, v = rows(q), rows(k), rows(v)
+  first = causal(*head, valid)
   q = _group(q, k.shape[2])
-  own = _scores(q, k.swapaxes(1, 2), jnp.tril(jnp.ones((size, size), bool)))
-  if prompt_of is not None:
-    prompt_k, prompt_v = prompt_k[prompt_of], prompt_v[prompt_of]
-    prompt_valid = prompt_valid[prompt_of]
-  shared = _Shared(prompt_k.swapaxes(1, 2), prompt_v.swapaxes(1, 2))
-  parts = [(own, v.swapaxes(1, 2)), (shared.scores(q, prompt_valid), shared)]
-  return _ungroup(_merge(parts, q.dtype))
+  length = k.shape[1]
+  own = _scores(q, k.swapaxes(1, 2), jnp.tril(jnp.ones((length, length), bool)))
+  prompt = _Shared(head[1].swapaxes(1, 2), head[2].swapaxes(1, 2))
+  parts = [(own, v.swapaxes(1, 2)), (prompt.scores(q, valid), prompt)]
+  rest = _ungroup(_merge(parts, q.dtype))
+  return jnp.concatenate([first, rest.reshape(lines, -1, *rest.shape[2:])], 1)
 
 
 def decode(q, prompt, prompt_valid, closed: Sequence, live, slot) -> Array:
@@ -87,7 +83,7 @@ def decode(q, prompt, prompt_valid, closed: Sequence, live, slot) -> Array:
 def write(cache, k: Array, v: Array, slot: Array) -> tuple[Array, Array]:
   """Returns the cache's arrays [B, K, L, d] with k, v [B, K, d] at `slot`."""
   put = lambda x, new: jax.lax.dynamic_update_slice_in_dim(
-      x, new[:, :, None].astype(x.dtype), slot, axis=2
+    x, new[:, :, None].astype(x.dtype), slot, axis=2
   )
   return put(cache.k, k), put(cache.v, v)
 
@@ -139,10 +135,10 @@ def _scores(q, k, seen):
   """q [B, K, R, T, d], k [B, K, S, d] -> f32 [B, K, R, T, S]."""
   b, h, r, t, d = q.shape
   s = jnp.einsum(
-      'bhnd,bhsd->bhns',
-      q.reshape(b, h, r * t, d),
-      k,
-      preferred_element_type=jnp.float32,
+    'bhnd,bhsd->bhns',
+    q.reshape(b, h, r * t, d),
+    k,
+    preferred_element_type=jnp.float32,
   ).reshape(b, h, r, t, k.shape[2])
   return s if seen is None else jnp.where(seen, s, _NEVER)
 
@@ -151,10 +147,10 @@ def _values(weights, v):
   """weights [B, K, R, T, S], v [B, K, S, d] -> f32 [B, K, R, T, d]."""
   b, h, r, t, s = weights.shape
   out = jnp.einsum(
-      'bhns,bhsd->bhnd',
-      weights.reshape(b, h, r * t, s).astype(v.dtype),
-      v,
-      preferred_element_type=jnp.float32,
+    'bhns,bhsd->bhnd',
+    weights.reshape(b, h, r * t, s).astype(v.dtype),
+    v,
+    preferred_element_type=jnp.float32,
   )
   return out.reshape(b, h, r, t, v.shape[3])
 

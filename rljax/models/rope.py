@@ -52,10 +52,18 @@ class Rope:
       frequency = self.scaling(frequency)
     return frequency.astype(np.float32)
 
-  def rotate(self, x: Array, position: Array) -> Array:
-    """Returns x [..., n, d] rotated to its `position` [...]."""
-    angle = position[..., None, None] * self.frequencies(x.shape[-1])
-    cos, sin = jnp.cos(angle), jnp.sin(angle)
-    a, b = jnp.split(x.astype(jnp.float32), 2, axis=-1)
-    out = jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
-    return out.astype(x.dtype)
+  def table(self, position: Array, size: int) -> tuple[Array, Array]:
+    """Returns cosines and sines [..., 1, d / 2] at `position` [...].
+
+    Made once for all layers: trigonometry costs more than the rotation.
+    """
+    angle = position[..., None, None] * self.frequencies(size)
+    return jnp.cos(angle), jnp.sin(angle)
+
+
+def rotate(x: Array, table: tuple[Array, Array]) -> Array:
+  """Returns x [..., n, d] rotated by a table of its positions."""
+  cos, sin = table
+  a, b = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+  out = jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
+  return out.astype(x.dtype)
