@@ -112,7 +112,8 @@ def _raw_cotangent(b: _Block, entropy, cotangent):
   if b.here is not None:
     own = jnp.where(b.here, own, 0.0)
   dz = dz.at[jnp.arange(dz.shape[0]), b.local].add(own)
-  return jnp.where(b.exp > 0, dz * b.slope, 0.0)
+  # Not where exp is 0: an unlikely target underflows and has a gradient.
+  return jnp.where(b.z > -jnp.inf, dz * b.slope, 0.0)
 
 
 def _pad(x, size):
