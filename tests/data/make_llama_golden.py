@@ -8,8 +8,11 @@
 * tiny_llama.npz: its weights as `transformers` reads them.
 * smollm2_logits.npz: logits of SmolLM2 by `transformers`, f32.
 * smollm2_tokens.json: texts and their ids by the textbook BPE below.
+* families.npz: configs, weights and logits of random models of each family,
+  and the logits of tiny_llama.gguf, by `transformers`, f32.
 """
 
+import copy
 import json
 import pathlib
 import sys
@@ -38,6 +41,34 @@ TEXTS = (
   'def f(x):\n    return x**2  # 10%\n',
   '',
 )
+# The head of Qwen3 is not width / heads; Llama's scaling divides the slowest
+# frequencies, keeps the fastest and mixes between: all three occur in 8 pairs.
+FAMILY = {
+  'vocab_size': 40,
+  'hidden_size': 16,
+  'intermediate_size': 24,
+  'num_hidden_layers': 2,
+  'num_attention_heads': 4,
+  'num_key_value_heads': 2,
+  'max_position_embeddings': 64,
+  'rms_norm_eps': 1e-5,
+  'tie_word_embeddings': False,
+}
+FAMILIES = {
+  'qwen2': {'rope_theta': 1e4, 'tie_word_embeddings': True},
+  'qwen3': {'rope_theta': 1e6, 'head_dim': 8, 'rms_norm_eps': 1e-6},
+  'llama': {
+    'rope_theta': 500.0,
+    'head_dim': 16,
+    'rope_scaling': {
+      'rope_type': 'llama3',
+      'factor': 8.0,
+      'low_freq_factor': 1.0,
+      'high_freq_factor': 4.0,
+      'original_max_position_embeddings': 128,
+    },
+  },
+}
 _WORDS = regex.compile(
   r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+"
   r'|\s+(?!\S)|\s+'
@@ -200,6 +231,36 @@ def write_logits(path: pathlib.Path, metadata: dict) -> None:
   np.savez_compressed(HERE / 'smollm2_logits.npz', **arrays)
 
 
+def random_model(fields: dict) -> transformers.PreTrainedModel:
+  """Returns a model whose every weight matters."""
+  # A copy, since the package writes into it.
+  config = transformers.AutoConfig.for_model(**copy.deepcopy(fields))
+  model = transformers.AutoModelForCausalLM.from_config(
+    config, dtype=torch.float32, attn_implementation='eager'
+  ).eval()
+  for weight in model.parameters():
+    torch.nn.init.normal_(weight, 1.0 if weight.ndim == 1 else 0.0, 0.3)
+  return model
+
+
+def write_families(path: pathlib.Path) -> None:
+  """Writes a random model of each family, and logits of the tiny one."""
+  torch.manual_seed(0)
+  ids = np.random.default_rng(0).integers(0, FAMILY['vocab_size'], (2, 24))
+  models, arrays = {'tiny': load(path)}, {'ids': ids.astype(np.int32)}
+  for kind, own in FAMILIES.items():
+    fields = {'model_type': kind, **FAMILY, **own}
+    models[kind] = random_model(fields)
+    arrays[f'{kind}/config'] = np.array(json.dumps(fields))
+    for name, weight in models[kind].state_dict().items():
+      arrays[f'{kind}/weights/{name}'] = weight.numpy()
+  for kind, model in models.items():
+    with torch.no_grad():
+      logits = model(torch.tensor(ids)).logits
+    arrays[f'{kind}/logits'] = logits.numpy()
+  np.savez_compressed(HERE / 'families.npz', **arrays)
+
+
 def main(path: str) -> None:
   """Writes all files."""
   metadata, tiny = fields(path), HERE / 'tiny_llama.gguf'
@@ -210,6 +271,7 @@ def main(path: str) -> None:
   rows = [{'text': x, 'ids': encode(x, metadata)} for x in texts]
   (HERE / 'smollm2_tokens.json').write_text(json.dumps(rows, indent=1))
   write_logits(pathlib.Path(path), metadata)
+  write_families(tiny)
 
 
 if __name__ == '__main__':
