@@ -225,7 +225,8 @@ def loss_and_gradients(
     alive = (i * size + jnp.arange(size) < live).astype(jnp.float32)
     take = lambda x: x.at[at].get(mode='clip')
     one = _loss_block(
-        fn, take(hidden), unembed, take(targets), take(weight) * alive, alive,
+        fn, jnp.where(alive[:, None] > 0, take(hidden), 0), unembed,
+        take(targets), take(weight) * alive, alive,
         jax.tree.map(take, data), take(inverse), options,
     )  # fmt: skip
     loss, aux, d_hidden, d_unembed, stats = one
