@@ -1,0 +1,89 @@
+"""Tests of the kernels over a mesh: rows split, and rows and vocabulary."""
+
+from absl.testing import parameterized
+import jax
+import jax.numpy as jnp
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+import numpy as np
+
+import rljax_kernels
+from tests.kernels import oracle, token_loss_test
+
+N, D, V = 48, 8, 96
+
+# (name, mesh shape, axes, row axes, vocabulary axis)
+LAYOUTS = (
+  ('rows', (8,), ('data',), ('data',), None),
+  ('rows_of_two_axes', (4, 2), ('data', 'fsdp'), ('data', 'fsdp'), None),
+  ('rows_and_vocab', (4, 2), ('data', 'tensor'), ('data',), 'tensor'),
+  ('more_vocab', (2, 4), ('data', 'tensor'), ('data',), 'tensor'),
+  ('vocab', (8,), ('tensor',), (), 'tensor'),
+)
+
+
+def layout_of(shape, axes, rows, vocab):
+  mesh = jax.make_mesh(shape, axes, axis_types=(AxisType.Auto,) * len(axes))
+  return rljax_kernels.Layout(mesh, rows, vocab)
+
+
+def split(layout, c):
+  """Returns the arrays of a case placed as the layout says."""
+  axes = layout.rows, layout.vocab, layout.rows
+  places = [NamedSharding(layout.mesh, PartitionSpec(x)) for x in axes]
+  return jax.device_put(c.arrays, tuple(places))
+
+
+class ShardedTest(parameterized.TestCase):
+  @parameterized.named_parameters(*LAYOUTS)
+  def test_statistics_and_gradients(self, *spec):
+    layout = layout_of(*spec)
+    # 20 real ids: most shards of the vocabulary hold padding alone.
+    c = oracle.case(N, D, V, softcap=6.0, valid=20)
+    given = oracle.cotangents(N)
+
+    h, w, t = split(layout, c)
+
+    def fn(h, w):
+      return rljax_kernels.vocab_stats(
+        h, w, t, **c.options, want=oracle.NAMES, layout=layout, block=4
+      )
+
+    found, pulled = jax.jit(oracle.pull(fn))(h, w, given)
+    for name, wanted in oracle.stats(c).items():
+      np.testing.assert_allclose(found[name], wanted, atol=1e-5)
+    for got, wanted in zip(pulled, oracle.gradients(c, given), strict=True):
+      self.assertLess(oracle.error(got, wanted), 1e-5)
+
+  @parameterized.named_parameters(*LAYOUTS)
+  def test_token_loss(self, *spec):
+    layout = layout_of(*spec)
+    c = oracle.case(N, D, V, valid=90)
+    weight, data = token_loss_test.inputs(N, dead=0.0)
+    # All that is alive lies on one shard of the rows, and is not one block.
+    weight[5:] = 0.0
+    data = {k: np.where(weight == 0, np.nan, x) for k, x in data.items()}
+
+    @jax.jit
+    def run(h, w, t, weight, data):
+      return rljax_kernels.token_loss(
+        token_loss_test.objective, h, w, t, weight, data,
+        **c.options, layout=layout, block=2,
+      )  # fmt: skip
+
+    sums = run(*split(layout, c), weight, data)
+    token_loss_test.compare(c, weight, data, sums)
+    wanted = NamedSharding(layout.mesh, PartitionSpec(layout.vocab))
+    self.assertTrue(sums.d_unembed.sharding.is_equivalent_to(wanted, 2))
+
+  def test_more_vocabulary_than_one_device_is_not_gathered(self):
+    layout = layout_of((2, 4), ('data', 'tensor'), ('data',), 'tensor')
+    c = oracle.case(N, D, V)
+
+    def total(h, w, t):
+      out = rljax_kernels.vocab_stats(h, w, t, layout=layout)
+      return jnp.sum(out['logp'])
+
+    run = jax.jit(jax.grad(total, (0, 1)))
+    text = run.lower(*split(layout, c)).compile().as_text()
+    self.assertNotIn('all-gather', text)
+    self.assertIn('all-reduce', text)

@@ -1,0 +1,229 @@
+"""Tests of sampling by inverse CDF: exact sets, log-probs and frequencies."""
+
+import functools
+
+from absl.testing import parameterized
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import rljax_kernels
+
+# The largest uniform that float32 holds, and the spacing of `jax.random`'s.
+LAST = np.float32(1 - 2**-24)
+# Running sums of float32 may move a boundary of the CDF by a few roundings.
+EDGE = 2e-6
+
+
+@functools.partial(jax.jit, static_argnames=('top_k', 'top_p', 'min_p'))
+def draw(logits, uniform, forced=None, **options):
+  return rljax_kernels.vocab_sample(logits, uniform, forced=forced, **options)
+
+
+def many(logits, uniform, **options):
+  """Draws from the same logits [V] with every uniform [N]."""
+  rows = np.broadcast_to(logits, (len(uniform), len(logits)))
+  return draw(rows.astype(np.float32), np.float32(uniform), **options)
+
+
+def grid(n):
+  """Returns n uniforms, evenly in [0, 1), the ends included."""
+  inner = (np.arange(n - 2) + 0.5) / (n - 2)
+  return np.concatenate([[0.0], inner, [LAST]]).astype(np.float32)
+
+
+def log_of(p):
+  with np.errstate(divide='ignore'):
+    return np.log(np.asarray(p, np.float64)).astype(np.float32)
+
+
+def probabilities(logits):
+  z = np.asarray(logits, np.float64)
+  p = np.exp(z - z.max())
+  return p / p.sum()
+
+
+def random_logits(v, spread=2.0):
+  return (spread * np.random.default_rng(v).normal(size=v)).astype(np.float32)
+
+
+class FullSoftmaxTest(parameterized.TestCase):
+  @parameterized.parameters(1, 2, 7, 50, 1000, 2048)
+  def test_inverts_the_cdf_of_float64(self, v):
+    z = random_logits(v)
+    u = grid(4000)
+    drawn = many(z, u)
+    p = probabilities(z)
+    cdf = np.cumsum(p)
+    wanted = np.minimum(np.searchsorted(cdf, u, side='right'), v - 1)
+    token = np.asarray(drawn.token)
+    # Only where the uniform lies on a boundary may the neighbor be taken.
+    lower, upper = np.minimum(token, wanted), np.maximum(token, wanted)
+    gap = np.where(token == wanted, 0.0, np.abs(cdf[lower] - u))
+    self.assertLess(gap.max(), EDGE)
+    self.assertLessEqual((upper - lower).max(), 1)
+    self.assertLess((token != wanted).mean(), 0.01)
+    np.testing.assert_allclose(drawn.logp, np.log(p[token]), atol=3e-6)
+    np.testing.assert_array_equal(drawn.logp, drawn.logp_full)
+    np.testing.assert_allclose(drawn.kept, 1.0, atol=1e-6)
+
+  @parameterized.parameters(7, 300)
+  def test_frequencies(self, v):
+    n = 100_000
+    z = random_logits(v, spread=1.0)
+    u = jax.random.uniform(jax.random.key(v), (n,))
+    count = np.bincount(many(z, u).token, minlength=v)
+    expected = n * probabilities(z)
+    chi = ((count - expected) ** 2 / expected).sum()
+    # Mean v - 1, deviation sqrt(2 (v - 1)); the key is fixed.
+    self.assertLess(abs(chi - (v - 1)), 4 * np.sqrt(2 * (v - 1)))
+
+  @parameterized.parameters(3, 50, 1000)
+  def test_ids_without_probability_are_never_drawn(self, v):
+    r = np.random.default_rng(v)
+    z = r.normal(size=v).astype(np.float32)
+    z[r.uniform(size=v) < 0.5] = -np.inf
+    z[[0, -1]] = -np.inf  # at both ends, where rounding would go
+    z[v // 2] = 1.0
+    drawn = many(z, grid(3000))
+    self.assertTrue(np.isfinite(z[drawn.token]).all())
+    self.assertTrue(np.isfinite(drawn.logp).all())
+    alive = np.isfinite(z) & (probabilities(z) > 1e-3)
+    self.assertContainsSubset(np.flatnonzero(alive), np.asarray(drawn.token))
+
+  def test_uniforms_at_the_ends(self):
+    z = random_logits(300)
+    first, last = many(z, np.array([0.0, LAST])).token
+    self.assertEqual(first, 0)
+    self.assertEqual(last, 299)
+    # The last thousand ids underflow to mass 0: the end is id 4.
+    z = np.full(1004, -200.0, np.float32)
+    z[:5] = 0.0
+    tokens = many(z, np.array([LAST, 1 - 2**-23, 0.79])).token
+    np.testing.assert_array_equal(tokens, [4, 4, 3])
+
+  def test_uniforms_of_the_last_thousandth(self):
+    # Where running sums are near 1 they have lost most of their digits.
+    z = random_logits(2048)
+    u = (1 - np.geomspace(2**-24, 1e-3, 500)).astype(np.float32)
+    token = np.asarray(many(z, u).token)
+    cdf = np.cumsum(probabilities(z))
+    self.assertTrue((u < cdf[token] + EDGE).all())
+    self.assertTrue((u > cdf[np.maximum(token - 1, 0)] - EDGE).all())
+
+  def test_row_does_not_depend_on_its_neighbors(self):
+    r = np.random.default_rng(0)
+    z = r.normal(size=(32, 50)).astype(np.float32)
+    u = r.uniform(size=32).astype(np.float32)
+    whole = draw(z, u)
+    order = r.permutation(32)
+    mixed = draw(z[order], u[order])
+    alone = draw(z[7:8], u[7:8])
+    for name in ('token', 'logp', 'logp_full'):
+      found = np.asarray(getattr(whole, name))
+      np.testing.assert_array_equal(getattr(mixed, name), found[order])
+      np.testing.assert_array_equal(getattr(alone, name), found[7:8])
+
+  def test_a_constant_on_all_logits_changes_nothing(self):
+    z = np.round(random_logits(50) * 64) / 64  # exact in float32, so is + 512
+    u = grid(500)
+    plain, moved = many(z, u), many(z + 512, u)
+    np.testing.assert_array_equal(plain.token, moved.token)
+    np.testing.assert_array_equal(plain.logp, moved.logp)
+
+  def test_greedy(self):
+    z = np.random.default_rng(0).normal(size=(9, 50)).astype(np.float32)
+    drawn = draw(z, None)
+    np.testing.assert_array_equal(drawn.token, z.argmax(1))
+    wanted = [np.log(probabilities(row).max()) for row in z]
+    np.testing.assert_allclose(drawn.logp, wanted, atol=2e-6)
+
+  def test_forced_ids_have_the_full_log_prob(self):
+    p = [0.5, 0.3, 0.2]
+    forced = np.array([-1, 2, -1, 2, 0], np.int32)
+    u = np.array([0.1, 0.1, LAST, LAST, LAST], np.float32)
+    rows = np.broadcast_to(log_of(p), (5, 3))
+    drawn = draw(rows, u, forced, top_k=2)
+    np.testing.assert_array_equal(drawn.token, [0, 2, 1, 2, 0])
+    wanted = np.log([0.5 / 0.8, 0.2, 0.3 / 0.8, 0.2, 0.5])
+    np.testing.assert_allclose(drawn.logp, wanted, atol=1e-6)
+    full = np.log([0.5, 0.2, 0.3, 0.2, 0.5])
+    np.testing.assert_allclose(drawn.logp_full, full, atol=1e-6)
+
+
+TRUNCATED = (
+  # (probabilities, options, ids that stay)
+  ('top_k', [0.1, 0.4, 0.2, 0.3], dict(top_k=2), [1, 3]),
+  ('top_k_of_more_than_all', [0.6, 0.4], dict(top_k=5), [0, 1]),
+  ('top_k_with_ties', [0.4, 0.2, 0.2, 0.2], dict(top_k=2), [0, 1, 2, 3]),
+  ('top_k_1', [0.3, 0.6, 0.1], dict(top_k=1), [1]),
+  ('top_p', [0.5, 0.3, 0.2], dict(top_p=0.7), [0, 1]),
+  ('top_p_on_the_edge', [0.5, 0.25, 0.25], dict(top_p=0.5), [0]),
+  ('top_p_past_the_edge', [0.5, 0.26, 0.24], dict(top_p=0.51), [0, 1]),
+  ('top_p_keeps_one', [0.3, 0.6, 0.1], dict(top_p=1e-6), [1]),
+  ('top_p_needs_all', [0.5, 0.3, 0.2], dict(top_p=0.99), [0, 1, 2]),
+  ('min_p', [0.5, 0.3, 0.04, 0.16], dict(min_p=0.2), [0, 1, 3]),
+  ('min_p_of_1', [0.2, 0.5, 0.3], dict(min_p=1.0), [1]),
+  ('smallest_set_of_all',
+   [0.4, 0.3, 0.15, 0.1, 0.05], dict(top_k=4, top_p=0.8, min_p=0.5), [0, 1]),
+  ('zeros', [0.6, 0.0, 0.4, 0.0], dict(top_k=3, top_p=0.9), [0, 2]),
+)  # fmt: skip
+
+
+class TruncationTest(parameterized.TestCase):
+  @parameterized.named_parameters(*TRUNCATED)
+  def test_exact_sets_and_log_probs(self, p, options, stays):
+    drawn = many(log_of(p), grid(400), **options)
+    p = np.asarray(p)
+    kept = p[stays].sum()
+    token = np.asarray(drawn.token)
+    self.assertEqual(set(token), set(stays))
+    np.testing.assert_allclose(drawn.logp, np.log(p[token] / kept), atol=1e-6)
+    np.testing.assert_allclose(drawn.logp_full, np.log(p[token]), atol=1e-6)
+    np.testing.assert_allclose(drawn.kept, kept, atol=1e-6)
+    share = np.bincount(token, minlength=len(p))[stays] / len(token)
+    np.testing.assert_allclose(share, p[stays] / kept, atol=0.01)
+
+  @parameterized.parameters(
+    dict(top_k=17), dict(top_p=0.6), dict(min_p=0.1), dict(top_k=40, top_p=0.8)
+  )
+  def test_large_vocabulary(self, **options):
+    z = random_logits(1000, spread=1.5)
+    p = probabilities(z)
+    order = np.argsort(-p)
+    before = np.cumsum(p[order]) - p[order]
+    stays = before < options.get('top_p', 1.0)
+    stays[options.get('top_k') or len(p) :] = False
+    stays &= p[order] >= options.get('min_p', 0.0) * p.max()
+    stays = order[stays]
+    drawn = many(z, grid(8000), **options)
+    self.assertContainsSubset(np.unique(drawn.token), stays)
+    kept = p[stays].sum()
+    np.testing.assert_allclose(drawn.kept, kept, rtol=1e-5)
+    wanted = np.log(p[drawn.token] / kept)
+    np.testing.assert_allclose(drawn.logp, wanted, atol=5e-6)
+
+  def test_ratio_is_biased_by_the_kept_mass_and_replay_is_not(self):
+    # p = .5 .3 .2 with top_p .8 and id 0: the naive ratio is .8.
+    drawn = many(log_of([0.5, 0.3, 0.2]), np.zeros(1), top_p=0.8)
+    self.assertEqual(drawn.token[0], 0)
+    naive = np.exp(drawn.logp_full - drawn.logp)
+    np.testing.assert_allclose(naive, 0.8, rtol=1e-6)
+    replayed = np.exp(drawn.logp_full - np.log(drawn.kept) - drawn.logp)
+    np.testing.assert_allclose(replayed, 1.0, rtol=1e-6)
+
+
+class PickTest(parameterized.TestCase):
+  @parameterized.parameters(1, 4, 5, 17, 100, 1025)
+  def test_of_equal_masses(self, v):
+    u = (np.arange(v) + 0.5) / v
+    mass = jnp.full((v, v), 0.25)
+    found = jax.jit(rljax_kernels.pick)(mass, u.astype(np.float32))
+    np.testing.assert_array_equal(found, np.arange(v))
+
+  def test_skips_empty_blocks(self):
+    mass = np.zeros((3, 1000), np.float32)
+    mass[:, [500, 730]] = 2.0
+    u = np.array([0.0, 0.5, LAST], np.float32)
+    found = rljax_kernels.pick(jnp.asarray(mass), jnp.asarray(u))
+    np.testing.assert_array_equal(found, [500, 730, 730])
