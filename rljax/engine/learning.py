@@ -11,22 +11,21 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
-import rljax_kernels
 
-from rljax.core.types import Array
-from rljax.core.types import Mean
-from rljax.core.types import Metrics
-from rljax.core.types import Params
-from rljax.core.types import Peak
-from rljax.core.types import Rollout
-from rljax.core.types import Targets
 from rljax.core import groups
-from rljax.engine import scoring
-from rljax.engine import sharding
-from rljax.engine.method import Ctl
-from rljax.engine.method import RowLoss
-from rljax.engine.method import TokenLoss
+from rljax.core.types import (
+  Array,
+  Mean,
+  Metrics,
+  Params,
+  Peak,
+  Rollout,
+  Targets,
+)
+from rljax.engine import scoring, sharding
+from rljax.engine.method import Ctl, RowLoss, TokenLoss
 from rljax.models import decoder
+import rljax_kernels
 
 
 class Reading(NamedTuple):

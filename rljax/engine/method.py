@@ -10,19 +10,18 @@ from typing import NamedTuple
 import jax.numpy as jnp
 
 from rljax.core import groups
-from rljax.core.types import Array
-from rljax.core.types import Metrics
-from rljax.core.types import Rewards
-from rljax.core.types import Rollout
-from rljax.core.types import Signals
-from rljax.core.types import Stop
-from rljax.core.types import Targets
+from rljax.core.types import (
+  Array,
+  Metrics,
+  Rewards,
+  Rollout,
+  Signals,
+  Stop,
+  Targets,
+)
 from rljax.engine.sampling import Phase
-from rljax.objectives import advantages
-from rljax.objectives import divergences
-from rljax.objectives import surrogates
+from rljax.objectives import advantages, divergences, surrogates, weights
 from rljax.objectives import targets as targets_lib
-from rljax.objectives import weights
 
 
 class Ctl(NamedTuple):
@@ -161,7 +160,7 @@ class Method:
     minibatches: updates per pass; prompts are dealt anew in each.
   """
 
-  phase: Phase
+  phase: Phase = Phase(max_tokens=64)
   credit: CreditFn = group_credit()
   loss: TokenLoss | RowLoss = clipped()
   views: Mapping[str, View] = dataclasses.field(default_factory=dict)

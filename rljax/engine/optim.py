@@ -53,7 +53,8 @@ def guarded_update(
   ok = jnp.isfinite(norm) & jnp.isfinite(loss)
   updates, new_state = optimizer.update(grads, opt_state, params)
   new_params = optax.apply_updates(params, updates)
-  keep = lambda new, old: jax.tree.map(
-    lambda a, b: jnp.where(ok, a, b), new, old
-  )
+
+  def keep(new, old):
+    return jax.tree.map(lambda a, b: jnp.where(ok, a, b), new, old)
+
   return keep(new_params, params), keep(new_state, opt_state), norm, ok

@@ -15,16 +15,11 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import rljax_kernels
 
 from rljax.core import groups
-from rljax.core.types import Array
-from rljax.core.types import Batch
-from rljax.core.types import Params
-from rljax.core.types import Prompts
-from rljax.core.types import Rollout
-from rljax.core.types import Stop
+from rljax.core.types import Array, Batch, Params, Prompts, Rollout, Stop
 from rljax.models import decoder
+import rljax_kernels
 
 
 @dataclasses.dataclass(frozen=True)
@@ -222,8 +217,11 @@ def _run(job: _Job, state: _Rows, number: int = 0, closed: tuple = ()):
   state, live = jax.lax.while_loop(going, body, (state, live))
   if number + 1 == len(spans):
     return state
+
   # Nested, so that a segment nobody reaches is neither filled nor passed on.
-  rest = lambda s: _run(job, s, number + 1, (*closed, live))
+  def rest(s):
+    return _run(job, s, number + 1, (*closed, live))
+
   return jax.lax.cond(jnp.all(state.done), lambda s: s, rest, state)
 
 
@@ -256,9 +254,12 @@ def _advance(job: _Job, rows: _Rows, hidden, uniform, start) -> _Rows:
   unit = unit - jax.nn.logsumexp(raw, axis=1)
   alive = ~rows.done
   stop = alive & _is_stop(drawn.token, phase.stop_ids)
-  put = lambda all_, new: jax.lax.dynamic_update_slice_in_dim(
-    all_, jnp.where(alive, new, 0)[:, None].astype(all_.dtype), rows.step, 1
-  )
+
+  def put(all_, new):
+    return jax.lax.dynamic_update_slice_in_dim(
+      all_, jnp.where(alive, new, 0)[:, None].astype(all_.dtype), rows.step, 1
+    )
+
   return _Rows(
     step=rows.step + 1,
     token=drawn.token,
@@ -280,7 +281,7 @@ def _logits(job: _Job, hidden: Array) -> Array:
   if head.softcap is not None:
     raw = head.softcap * jnp.tanh(raw / head.softcap)
   if head.valid is not None:
-    raw = jnp.where(jnp.arange(raw.shape[1]) < head.valid, raw, -jnp.inf)
+    raw = jnp.where(jnp.arange(raw.shape[1])[None] < head.valid, raw, -jnp.inf)
   return raw
 
 
@@ -297,7 +298,8 @@ def _forced(job: _Job, step: Array) -> Array | None:
 def _is_stop(token: Array, stop_ids: tuple[int, ...]) -> Array:
   if not stop_ids:
     return jnp.zeros(token.shape, bool)
-  return jnp.any(token[:, None] == jnp.asarray(stop_ids, jnp.int32), axis=1)
+  stop = jnp.asarray(stop_ids, jnp.int32)
+  return jnp.any(token[:, None] == stop[None], axis=1)
 
 
 def _rollout(job: _Job, rows: _Rows, batch: Batch, version: Array) -> Rollout:

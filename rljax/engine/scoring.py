@@ -6,15 +6,11 @@ import functools
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
-import rljax_kernels
 
-from rljax.core.types import Array
-from rljax.core.types import Head
-from rljax.core.types import Params
-from rljax.core.types import Rollout
-from rljax.core.types import Scores
+from rljax.core.types import Array, Head, Params, Rollout, Scores
 from rljax.engine import sharding
 from rljax.models import decoder
+import rljax_kernels
 
 
 def read(

@@ -4,13 +4,10 @@ import math
 from typing import Any
 
 import jax
-from jax.sharding import AxisType
-from jax.sharding import Mesh
-from jax.sharding import NamedSharding
-from jax.sharding import PartitionSpec
-from rljax_kernels import Layout
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from rljax.models import rules
+from rljax_kernels import Layout
 
 
 def parse(text: str) -> dict[str, int]:

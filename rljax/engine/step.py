@@ -12,34 +12,28 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh
-from jax.sharding import NamedSharding
-from jax.sharding import PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 import optax
 
 from rljax.core import masked
-from rljax.core.types import Array
-from rljax.core.types import Batch
-from rljax.core.types import Mean
-from rljax.core.types import Metrics
-from rljax.core.types import Params
-from rljax.core.types import Peak
-from rljax.core.types import Rewards
-from rljax.core.types import Rollout
-from rljax.core.types import Scores
-from rljax.core.types import Stop
-from rljax.core.types import struct
-from rljax.core.types import Targets
-from rljax.core.types import TrainState
-from rljax.engine import learning
-from rljax.engine import optim
-from rljax.engine import sampling
-from rljax.engine import scoring
-from rljax.engine import sharding
-from rljax.engine.method import Ctl
-from rljax.engine.method import Method
-from rljax.models import decoder
-from rljax.models import rules
+from rljax.core.types import (
+  Array,
+  Batch,
+  Mean,
+  Metrics,
+  Params,
+  Peak,
+  Rewards,
+  Rollout,
+  Scores,
+  Stop,
+  Targets,
+  TrainState,
+  struct,
+)
+from rljax.engine import learning, optim, sampling, scoring, sharding
+from rljax.engine.method import Ctl, Method
+from rljax.models import decoder, rules
 
 Judge = Callable[[Rollout], Rewards]
 
@@ -123,7 +117,10 @@ class _Engine:
           self.models['policy'], state.params['policy'], rollout
         )
       )
-      policy = lambda: self._scores('policy', *reading()[:2], rollout)
+
+      def policy():
+        return self._scores('policy', *reading()[:2], rollout)
+
     targets = self.credit(state, rollout, rewards, policy)
     state, metrics = self.learn(state, targets, reading)
     return state, {**metrics, **observe(rollout, rewards, targets)}
@@ -206,7 +203,10 @@ _DEAL = 1 << 30
 def observe(rollout: Rollout, rewards: Rewards, targets: Targets) -> Metrics:
   """Returns metrics of a rollout and of its credit, as sums and counts."""
   rows = jnp.float32(rollout.length.shape[0])
-  share = lambda x: Mean(total=jnp.sum(x.astype(jnp.float32)), count=rows)
+
+  def share(x):
+    return Mean(total=jnp.sum(x.astype(jnp.float32)), count=rows)
+
   metrics = {
     'length': share(rollout.length),
     'stop/length': share(rollout.stop == Stop.LENGTH),
@@ -324,7 +324,10 @@ def init_state(
 def state_shardings(state: TrainState, mesh: Mesh) -> TrainState:
   """Returns the sharding of each array of a state."""
   whole = NamedSharding(mesh, PartitionSpec())
-  place = lambda tree: rules.shardings(tree, mesh, rules.TRAIN)
+
+  def place(tree):
+    return rules.shardings(tree, mesh, rules.TRAIN)
+
   return TrainState(
     step=whole,
     update=whole,

@@ -24,7 +24,7 @@ def causal(q: Array, k: Array, v: Array, valid: Array) -> Array:
     valid: bool [P, S], keys that exist.
   """
   size = q.shape[1]
-  seen = jnp.tril(jnp.ones((size, size), bool)) & valid[:, None, :]
+  seen = jnp.tril(jnp.ones((1, size, size), bool)) & valid[:, None]
   q = _group(q, k.shape[2])
   scores = _scores(q, k.swapaxes(1, 2), seen[:, None, None])
   return _ungroup(_merge([(scores, v.swapaxes(1, 2))], q.dtype))
@@ -48,12 +48,16 @@ def shared(q: Array, k: Array, v: Array, valid: Array, *, group: int) -> Array:
   """
   lines, size = valid.shape
   head = [x[:, :size] for x in (q, k, v)]
-  rows = lambda x: x[:, size:].reshape(lines * group, -1, *x.shape[2:])
+
+  def rows(x):
+    return x[:, size:].reshape(lines * group, -1, *x.shape[2:])
+
   q, k, v = rows(q), rows(k), rows(v)
   first = causal(*head, valid)
   q = _group(q, k.shape[2])
   length = k.shape[1]
-  own = _scores(q, k.swapaxes(1, 2), jnp.tril(jnp.ones((length, length), bool)))
+  seen = jnp.tril(jnp.ones((1, 1, 1, length, length), bool))
+  own = _scores(q, k.swapaxes(1, 2), seen)
   prompt = _Shared(head[1].swapaxes(1, 2), head[2].swapaxes(1, 2))
   parts = [(own, v.swapaxes(1, 2)), (prompt.scores(q, valid), prompt)]
   rest = _ungroup(_merge(parts, q.dtype))
@@ -73,7 +77,7 @@ def decode(q, prompt, prompt_valid, closed: Sequence, live, slot) -> Array:
   """
   q = _group(q[:, None], live.k.shape[1])
   shared = _Shared(prompt.k, prompt.v)
-  seen = jnp.arange(live.k.shape[2]) <= slot
+  seen = (jnp.arange(live.k.shape[2]) <= slot)[None, None, None, None]
   parts = [(shared.scores(q, prompt_valid), shared)]
   parts += [(_scores(q, c.k, None), c.v) for c in closed]
   parts += [(_scores(q, live.k, seen), live.v)]
@@ -82,9 +86,12 @@ def decode(q, prompt, prompt_valid, closed: Sequence, live, slot) -> Array:
 
 def write(cache, k: Array, v: Array, slot: Array) -> tuple[Array, Array]:
   """Returns the cache's arrays [B, K, L, d] with k, v [B, K, d] at `slot`."""
-  put = lambda x, new: jax.lax.dynamic_update_slice_in_dim(
-    x, new[:, :, None].astype(x.dtype), slot, axis=2
-  )
+
+  def put(x, new):
+    return jax.lax.dynamic_update_slice_in_dim(
+      x, new[:, :, None].astype(x.dtype), slot, axis=2
+    )
+
   return put(cache.k, k), put(cache.v, v)
 
 

@@ -21,12 +21,8 @@ from flax import nnx
 import jax
 import jax.numpy as jnp
 
-from rljax.core.types import Array
-from rljax.core.types import Head
-from rljax.core.types import Params
-from rljax.core.types import Prompts
-from rljax.models import attention
-from rljax.models import rope
+from rljax.core.types import Array, Head, Params, Prompts
+from rljax.models import attention, rope
 from rljax.models.rope import Rope
 
 REMAT = ('none', 'dots', 'full')
@@ -67,6 +63,11 @@ def _normal(key, shape, scale, dtype):
   return nnx.Param((scale * jax.random.normal(key, shape)).astype(dtype))
 
 
+def _as_last(x, rank: int):
+  """Returns x [D] with as many axes as `rank` says, all but the last 1."""
+  return x.reshape((1,) * (rank - 1) + x.shape)
+
+
 class Norm(nnx.Module):
   """Root-mean-square normalization with float32 statistics."""
 
@@ -78,7 +79,8 @@ class Norm(nnx.Module):
     wide = x.astype(jnp.float32)
     square = jnp.mean(wide * wide, axis=-1, keepdims=True)
     out = wide * jax.lax.rsqrt(square + self.eps)
-    return (out * self.scale[...].astype(jnp.float32)).astype(x.dtype)
+    scale = self.scale[...].astype(jnp.float32)
+    return (out * _as_last(scale, x.ndim)).astype(x.dtype)
 
 
 class Linear(nnx.Module):
@@ -92,7 +94,7 @@ class Linear(nnx.Module):
     # Flat, so that the backward pass is a plain matrix product: contracting
     # two axes at once took 1.6 times as long on CPU.
     y = x.reshape(-1, x.shape[-1]) @ self.kernel[...]
-    y = y if self.bias is None else y + self.bias[...]
+    y = y if self.bias is None else y + self.bias[...][None]
     return y.reshape(*x.shape[:-1], y.shape[-1])
 
 
@@ -119,7 +121,10 @@ class Attention(nnx.Module):
   def project(self, x, table):
     """Returns q [..., H, d], k and v [..., K, d] of x, rotated by `table`."""
     c = self.config
-    split = lambda y, n: y.reshape(*y.shape[:-1], n, c.head_dim)
+
+    def split(y, n):
+      return y.reshape(*y.shape[:-1], n, c.head_dim)
+
     q = split(self.q(x), c.heads)
     k, v = split(self.k(x), c.kv_heads), split(self.v(x), c.kv_heads)
     if self.q_norm is not None and self.k_norm is not None:
@@ -237,7 +242,7 @@ class Model:
   def _prompt(self, prompts: Prompts) -> tuple[Array, Array, Array]:
     """Returns tokens, validity and positions [P, S - 1] without the last."""
     width = prompts.tokens.shape[1]
-    position = jnp.arange(width - 1) - (width - prompts.length)[:, None]
+    position = jnp.arange(width - 1)[None] - (width - prompts.length)[:, None]
     return prompts.tokens[:, :-1], position >= 0, jnp.maximum(position, 0)
 
   def hidden(self, params: Params, prompts: Prompts, response: Array) -> Array:
@@ -253,10 +258,13 @@ class Model:
     head, valid, position = self._prompt(prompts)
     first = jnp.repeat(prompts.tokens[:, -1:], group, axis=0)
     rows = jnp.concatenate([first, response[:, :-1]], axis=1)
-    after = (prompts.length - 1)[:, None] + jnp.arange(size)
+    after = (prompts.length - 1)[:, None] + jnp.arange(size)[None]
+
     # A prompt and all its rows are one line of tokens [P, S - 1 + G * T] for
     # everything but attention: half as many operations to compile and run.
-    line = lambda x, y: jnp.concatenate([x, y], axis=1)
+    def line(x, y):
+      return jnp.concatenate([x, y], axis=1)
+
     tokens = line(head, rows.reshape(-1, group * size))
     table = self._table(line(position, jnp.tile(after, (1, group))))
 

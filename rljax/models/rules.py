@@ -11,9 +11,7 @@ import re
 from typing import Any
 
 import jax
-from jax.sharding import Mesh
-from jax.sharding import NamedSharding
-from jax.sharding import PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 Rules = Sequence[tuple[str, PartitionSpec]]
 

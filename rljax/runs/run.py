@@ -61,7 +61,7 @@ class Config:
     transient=True,
   )
   mesh: str = field(
-    '', 'axis sizes such as data=4,tensor=2; empty: all data', transient=True
+    '', 'axis sizes such as data:4,tensor:2; empty: all data', transient=True
   )
 
   def validate(self) -> None:

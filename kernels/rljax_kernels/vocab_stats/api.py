@@ -6,11 +6,9 @@ import functools
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh
-from jax.sharding import PartitionSpec
+from jax.sharding import Mesh, PartitionSpec
 
-from rljax_kernels.vocab_stats import reference
-from rljax_kernels.vocab_stats import xla
+from rljax_kernels.vocab_stats import reference, xla
 
 _WANT = ('logp', 'lse', 'entropy')
 _IMPLEMENTATIONS = ('xla_token', 'reference')

@@ -223,14 +223,20 @@ def loss_and_gradients(
   def block(i, carry):
     at = jax.lax.dynamic_slice(order, (i * size,), (size,))
     alive = (i * size + jnp.arange(size) < live).astype(jnp.float32)
-    take = lambda x: x.at[at].get(mode='clip')
+
+    def take(x):
+      return x.at[at].get(mode='clip')
+
     one = _loss_block(
         fn, jnp.where(alive[:, None] > 0, take(hidden), 0), unembed,
         take(targets), take(weight) * alive, alive,
         jax.tree.map(take, data), take(inverse), options,
     )  # fmt: skip
     loss, aux, d_hidden, d_unembed, stats = one
-    put = lambda x, y: x.at[at].set(y.astype(x.dtype), mode='drop')
+
+    def put(x, y):
+      return x.at[at].set(y.astype(x.dtype), mode='drop')
+
     return Sums(
       carry.loss + loss,
       jax.tree.map(jnp.add, carry.aux, aux),
@@ -268,7 +274,10 @@ def _loss_block(
   (cotangent,) = pull(-weight)
   cotangent = {k: jnp.where(alive > 0, v, 0.0) for k, v in cotangent.items()}
   dz = _raw_cotangent(b, stats['entropy'], cotangent)
-  kept = lambda x: jnp.where(alive > 0, x, 0.0)
+
+  def kept(x):
+    return jnp.where(alive > 0, x, 0.0)
+
   return (
     -jnp.sum(kept(objective * weight)),
     {k: jnp.sum(kept(v)) for k, v in aux.items()},

