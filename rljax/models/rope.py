@@ -57,7 +57,8 @@ class Rope:
 
     Made once for all layers: trigonometry costs more than the rotation.
     """
-    angle = position[..., None, None] * self.frequencies(size)
+    angle = jnp.multiply.outer(position, self.frequencies(size))
+    angle = angle[..., None, :]
     return jnp.cos(angle), jnp.sin(angle)
 
 
