@@ -206,9 +206,10 @@ def sandboxed(task: Task, **limits: Any) -> sandbox.Sandbox:
 def validate(task: Task, n: int = 16) -> None:
   """Checks a task's verifier on the first `n` examples of both splits.
 
-  The worked solution, or the answer where there is none, must score 1. Empty,
-  garbage and adversarial strings must score 0 and never raise; in the sandbox
-  of an untrusted task they may also fail to be scored.
+  The worked solution, or the answer where there is none, must score 1; an
+  example without either isn't checked for that. Empty, garbage and adversarial
+  strings must score 0 and never raise; in the sandbox of an untrusted task they
+  may also fail to be scored.
 
   Raises:
     ValueError: names the first example and string with another score.
@@ -228,7 +229,9 @@ def _validate(task: Task, n: int, score: Callable) -> None:
 
 def _validate_one(task, example, score) -> None:
   gold = example.trace or example.answer
-  cases = {gold: 1.0} | {g: 0.0 for g in _GARBAGE if g != example.answer}
+  cases = {g: 0.0 for g in _GARBAGE if g != example.answer}
+  if gold:
+    cases[gold] = 1.0
   for text, wanted in cases.items():
     try:
       got = score(example, text)
