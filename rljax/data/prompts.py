@@ -203,7 +203,8 @@ class Loader:
       except LongPromptError as error:
         if self._refuse:
           raise
-        logging.log_first_n(logging.WARNING, 'Skipped: %s', _WARNINGS, error)
+        if self.skipped < _WARNINGS:
+          logging.warning('Skipped: %s', error)
         self.skipped += 1
     raise ValueError(
       f'All of {self._size} prompts in a row have more than '

@@ -9,6 +9,7 @@ import fractions
 import operator
 
 _MAX_LETTERS = 1000
+_MAX_EXPONENT = 100
 _OPERATORS = {
   ast.Add: operator.add,
   ast.Sub: operator.sub,
@@ -57,8 +58,9 @@ def is_algebra(text: str) -> bool:
   """Whether a text is an expression of numbers, letters and functions.
 
   Names have one letter or are those of common functions, so that evaluating
-  the text in a computer algebra system runs nothing else. It may still take
-  for ever: '9**9**9' passes.
+  the text in a computer algebra system runs nothing else. Exponents are free of
+  powers and of numbers above 100, which '9**9**9' isn't; a text that takes very
+  long may still pass.
   """
   tree = _parsed(text)
   return tree is not None and all(map(_is_algebra, _nodes(tree)))
@@ -84,7 +86,17 @@ def _is_algebra(node: ast.AST) -> bool:
   if isinstance(node, ast.Call):
     known = isinstance(node.func, ast.Name) and node.func.id in _FUNCTIONS
     return known and len(node.args) == 1 and not node.keywords
+  if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow):
+    return all(map(_is_small, ast.walk(node.right)))
   return isinstance(node, _ALGEBRA)
+
+
+def _is_small(node: ast.AST) -> bool:
+  """Whether a node may be part of an exponent."""
+  if isinstance(node, ast.Constant):
+    value = node.value
+    return isinstance(value, int | float) and value <= _MAX_EXPONENT
+  return not isinstance(node, ast.Pow | ast.Call)
 
 
 def _parsed(text: str) -> ast.Expression | None:

@@ -8,8 +8,7 @@ worked solution of style
   'short'    gives the column sums:      '15;8;85'
   'scratch'  writes each column out:     '7+8=15;4+3+1=8;85'
 
-and `reverse` writes the final answer from its last digit: '58'. With `shots`,
-solved problems stand above the prompt, one a line, and are in neither split.
+and `reverse` writes the final answer from its last digit: '58'.
 """
 
 from __future__ import annotations
@@ -49,7 +48,6 @@ class Arithmetic:
     terms: operands of a problem.
     style: 'plain', 'short' or 'scratch'; see the module.
     reverse: the answer's digits are written last to first.
-    shots: solved problems above each prompt.
     held_out: share of the unordered problems that is kept for 'test'.
   """
 
@@ -58,7 +56,6 @@ class Arithmetic:
   terms: int = 2
   style: str = 'plain'
   reverse: bool = False
-  shots: int = 0
   held_out: float = 0.2
 
   def __post_init__(self):
@@ -69,8 +66,8 @@ class Arithmetic:
     if self.style not in STYLES:
       hint = task.nearest(self.style, STYLES)
       raise ValueError(f'There is no style {self.style!r}{hint}.')
-    if self.digits < 1 or self.terms < 2 or self.shots < 0:
-      raise ValueError('digits >= 1, terms >= 2 and shots >= 0 are needed.')
+    if self.digits < 1 or self.terms < 2:
+      raise ValueError('digits >= 1 and terms >= 2 are needed.')
     if not 0 < self.held_out < 1:
       raise ValueError(f'{self.held_out=} is not between 0 and 1.')
     size = 10 ** (self.digits * self.terms)
@@ -100,7 +97,7 @@ class Arithmetic:
   @property
   def alphabet(self) -> str:
     """Every character that a prompt or a worked solution may hold."""
-    return '0123456789+-*=;\n'
+    return '0123456789+-*=;'
 
   def source(self, split: str) -> grain.MapDataset[task.Example]:
     """Returns the problems of a split, both orders of each."""
@@ -144,17 +141,14 @@ class Arithmetic:
 
   @functools.cached_property
   def _splits(self) -> dict[str, list[tuple]]:
-    """The ordered problems of each split; the first ranks are the shots."""
-    first = self.shots + math.ceil(
-      self.held_out * (len(self._ranks) - self.shots)
-    )
-    if first >= len(self._ranks):
-      raise ValueError(f'{self.shots=} leaves nothing to train on.')
+    """The ordered problems of each split; the first ranks are held out."""
+    held = math.ceil(self.held_out * len(self._ranks))
+    if held == len(self._ranks):
+      raise ValueError(f'{self.held_out=} leaves nothing to train on.')
     splits: dict[str, list[tuple]] = {name: [] for name in task.SPLITS}
     for problem in self._problems():
       rank = self._ranks[canonical(*problem)]
-      if rank >= self.shots:
-        splits['test' if rank < first else 'train'].append(problem)
+      splits['test' if rank < held else 'train'].append(problem)
     return splits
 
   def _problems(self) -> Iterator[tuple[tuple[int, ...], tuple[str, ...]]]:
@@ -163,21 +157,11 @@ class Arithmetic:
     operators = list(itertools.product(self.operations, repeat=self.terms - 1))
     return itertools.product(operands, operators)
 
-  @functools.cached_property
-  def _preamble(self) -> str:
-    """The solved problems above every prompt."""
-    shown = [''] * self.shots
-    for problem in self._problems():
-      rank = self._ranks[canonical(*problem)]
-      if rank < self.shots:
-        shown[rank] = f'{written(*problem)}={self._solution(*problem)}\n'
-    return ''.join(shown)
-
   def _example(self, problem: tuple) -> task.Example:
     operands, operators = problem
     return task.Example(
       uid=self._ranks[canonical(operands, operators)],
-      prompt=f'{self._preamble}{written(operands, operators)}=',
+      prompt=f'{written(operands, operators)}=',
       answer=self._answer(operands, operators),
       trace=self._solution(operands, operators),
     )

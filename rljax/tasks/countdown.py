@@ -16,7 +16,7 @@ import functools
 import hashlib
 import itertools
 import re
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import grain
 import jax
@@ -25,16 +25,13 @@ import numpy as np
 
 from rljax.core import types
 from rljax.data import prompts
-from rljax.tasks import task
+from rljax.tasks import calculator, task
 
 if TYPE_CHECKING:
   from rljax.data import tokenizers
 
-_SYMBOLS = '0123456789+-*/'
-_PLUS, _MINUS, _TIMES, _OVER, _END, _OTHER = range(10, 16)
 _EXPRESSION = re.compile(r'[1-9][0-9]{0,8}(?:[-+*/][1-9][0-9]{0,8})*')
 _MAX_LETTERS = 200  # of an answer that is looked at
-_NO_NUMBER = 10**8  # where a number being read stops growing; none is as large
 _BLOCK = 1024  # problems drawn at once
 _TRIES = 100  # draws per problem before the space counts as too small
 
@@ -90,7 +87,7 @@ class Countdown:
   @property
   def alphabet(self) -> str:
     """Every character that a prompt or a solution may hold."""
-    return f'{_SYMBOLS} =:'
+    return f'{calculator.SYMBOLS} =:'
 
   def source(self, split: str) -> grain.MapDataset[task.Example]:
     """Returns the problems of a split."""
@@ -111,8 +108,10 @@ class Countdown:
     Raises:
       ValueError: the tokenizer has no token for some digit or operator.
     """
-    symbols = [prompts.continuation('1', c, tokenizer) for c in _SYMBOLS]
-    for symbol, ids in zip(_SYMBOLS, symbols, strict=True):
+    symbols = [
+      prompts.continuation('1', c, tokenizer) for c in calculator.SYMBOLS
+    ]
+    for symbol, ids in zip(calculator.SYMBOLS, symbols, strict=True):
       if len(ids) != 1:
         raise ValueError(f'countdown needs a single token for {symbol!r}.')
     return {
@@ -195,21 +194,6 @@ def _value(numbers: Sequence[int], operators: Sequence[str]) -> tuple[int, int]:
   return total * under + sign * term * below, below * under
 
 
-class _State(NamedTuple):
-  """An expression read up to some token; [B] each, exact fractions."""
-
-  valid: jax.Array
-  digits: jax.Array  # bool, the number being read has any
-  number: jax.Array  # being read
-  used: jax.Array  # bool [B, n], given numbers that are spent
-  term: jax.Array  # numerator of the product being read
-  under: jax.Array  # its denominator
-  divide: jax.Array  # bool, the next number divides the product
-  total: jax.Array  # numerator of the sum before the product
-  below: jax.Array  # its denominator
-  sign: jax.Array  # of the product
-
-
 def reaches(rollout: types.Rollout) -> jax.Array:
   """Returns 1 where the response is an answer, as `Countdown.verify` does.
 
@@ -226,83 +210,9 @@ def reaches(rollout: types.Rollout) -> jax.Array:
     name: rollout.data[name][rollout.prompt_of]
     for name in ('numbers', 'target', 'symbols')
   }
-  same = rollout.response[:, :, None] == data['symbols'][:, None, :]
-  code = jnp.where(same.any(-1), same.argmax(-1), _OTHER)
-  place = jnp.arange(code.shape[1])[None]
-  end = rollout.length[:, None] - 1
-  code = jnp.where(place == end, _END, code)
-  state = _start(data['numbers'])
-
-  def step(state, column):
-    code, live = column
-    after = _read(state, code, data['numbers'])
-    return jax.tree.map(
-      lambda new, old: jnp.where(
-        live.reshape(live.shape + (1,) * (new.ndim - 1)), new, old
-      ),
-      after,
-      state,
-    ), None
-
-  state, _ = jax.lax.scan(step, state, (code.T, (place <= end).T))
-  hit = state.total == data['target'] * state.below
-  hit &= state.valid & (rollout.stop == int(types.Stop.TOKEN))
+  value = calculator.evaluate(
+    rollout.response, rollout.length - 1, data['symbols'], data['numbers']
+  )
+  hit = value.numerator == data['target'] * value.denominator
+  hit &= value.valid & (rollout.stop == int(types.Stop.TOKEN))
   return hit.astype(jnp.float32)
-
-
-def _start(numbers: jax.Array) -> _State:
-  """Returns the state before the first token."""
-  zero = jnp.zeros_like(numbers[:, 0])
-  return _State(
-    valid=zero == 0,
-    digits=zero != 0,
-    number=zero,
-    used=numbers < 0,
-    term=zero + 1,
-    under=zero + 1,
-    divide=zero != 0,
-    total=zero,
-    below=zero + 1,
-    sign=zero + 1,
-  )
-
-
-def _read(state: _State, code: jax.Array, numbers: jax.Array) -> _State:
-  """Returns the state after one token of each row."""
-  digit = code < 10
-  valid = state.valid & jnp.where(
-    digit, (state.number > 0) | ~state.digits, state.digits
-  )
-  valid &= code != _OTHER
-  grown = jnp.minimum(state.number * 10 + code, _NO_NUMBER)
-  done = _close(state, code, numbers)
-  return done._replace(
-    valid=valid & (digit | done.valid),
-    digits=digit,
-    number=jnp.where(digit, grown, 0),
-    used=jnp.where(digit[:, None], state.used, done.used),
-    **{
-      name: jnp.where(digit, getattr(state, name), getattr(done, name))
-      for name in ('term', 'under', 'divide', 'total', 'below', 'sign')
-    },
-  )
-
-
-def _close(state: _State, code: jax.Array, numbers: jax.Array) -> _State:
-  """Returns the state after an operator or the end: a number is complete."""
-  free = (numbers == state.number[:, None]) & ~state.used
-  first = free & (jnp.cumsum(free, axis=1) == 1)
-  term = jnp.where(state.divide, state.term, state.term * state.number)
-  under = jnp.where(state.divide, state.under * state.number, state.under)
-  product = (code == _TIMES) | (code == _OVER)
-  total = state.total * under + state.sign * term * state.below
-  return state._replace(
-    valid=free.any(axis=1),
-    used=state.used | first,
-    term=jnp.where(product, term, 1),
-    under=jnp.where(product, under, 1),
-    divide=code == _OVER,
-    total=jnp.where(product, state.total, total),
-    below=jnp.where(product, state.below, state.below * under),
-    sign=jnp.where(product, state.sign, jnp.where(code == _MINUS, -1, 1)),
-  )

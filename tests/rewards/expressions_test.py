@@ -62,12 +62,21 @@ class ExpressionsTest(parameterized.TestCase):
     self.assertIsNone(expressions.arithmetic(text))
 
   @parameterized.parameters(
-    'x**2/2 + C', '-3*x', '2.5*exp(-x)*sin(2*x)', 'log(Abs(x))', 'pi*r**2', '1'
+    'x**2/2 + C',
+    '-3*x',
+    '2.5*exp(-x)*sin(2*x)',
+    'log(Abs(x))',
+    'pi*r**2',
+    '(x**2+1)**-3',
+    'x**(3/2)',
+    '1',
   )
   def test_algebra(self, text):
     self.assertTrue(expressions.is_algebra(text))
 
-  @parameterized.parameters(*_CODE)
+  @parameterized.parameters(
+    *_CODE, '9**9**9', '9**(9**9)', 'x**101', '9**exp(9)', "x**'2'"
+  )
   def test_not_algebra(self, text):
     self.assertFalse(expressions.is_algebra(text))
 

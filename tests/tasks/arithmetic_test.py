@@ -13,7 +13,12 @@ from rljax.tasks import arithmetic, task
 from tests.tasks import rollouts
 
 _ALL = {'operations': '+-*', 'digits': 1, 'terms': 3}
-_judge = jax.jit(arithmetic.exact)
+
+
+@jax.jit
+def _judge(rows):
+  with jax.numpy_dtype_promotion('strict'):
+    return arithmetic.exact(rows)
 
 
 class ProblemsTest(parameterized.TestCase):
@@ -61,7 +66,7 @@ class ProblemsTest(parameterized.TestCase):
         self.assertEqual(total, abs(int(answer)))
 
   @parameterized.parameters(
-    {}, {'digits': 1, 'operations': '+*'}, {'shots': 3}, _ALL
+    {}, {'digits': 1, 'operations': '+*'}, {'operations': '-'}, _ALL
   )
   def test_splits_share_no_unordered_problem(self, **options):
     made = arithmetic.Arithmetic(**options)
@@ -69,13 +74,10 @@ class ProblemsTest(parameterized.TestCase):
     for split in task.SPLITS:
       source = made.source(split)
       examples = [source[i] for i in range(len(source))]
-      keys[split] = {_unordered(e.prompt.splitlines()[-1]) for e in examples}
+      keys[split] = {_unordered(e.prompt) for e in examples}
       self.assertLen({e.prompt for e in examples}, len(examples))
       self.assertLen({e.uid for e in examples}, len(keys[split]))
-    shots = {_unordered(s) for s in examples[0].prompt.splitlines()[:-1]}
-    self.assertLen(shots, options.get('shots', 0))
     self.assertEmpty(keys['train'] & keys['test'])
-    self.assertEmpty(shots & (keys['train'] | keys['test']))
     total = len(keys['train']) + len(keys['test'])
     self.assertAlmostEqual(len(keys['test']) / total, 0.2, delta=0.02)
 
@@ -93,7 +95,7 @@ class ProblemsTest(parameterized.TestCase):
     self.assertEqual([one[i] for i in range(9)], [two[i] for i in range(9)])
 
   def test_alphabet_covers_every_text(self):
-    made = arithmetic.Arithmetic(style='scratch', shots=2, **_ALL)
+    made = arithmetic.Arithmetic(style='scratch', **_ALL)
     source = made.source('train')
     used = {c for i in range(500) for c in source[i].prompt + source[i].trace}
     self.assertEqual(used, set(made.alphabet))
@@ -105,7 +107,7 @@ class ProblemsTest(parameterized.TestCase):
     {'terms': 1},
     {'held_out': 1.0},
     {'digits': 4},
-    {'digits': 1, 'shots': 60},
+    {'digits': 1, 'held_out': 0.999},
   )
   def test_options_out_of_range(self, **options):
     with self.assertRaises(ValueError):
@@ -149,7 +151,7 @@ class VerifierTest(parameterized.TestCase):
     rows = rollouts.rollout(made, examples, texts, tokenizer, 40)
     got = _judge(rows)
     np.testing.assert_array_equal(got, wanted)
-    self.assertBetween(np.mean(wanted), 0.2, 0.8)
+    self.assertBetween(np.mean(wanted), 0.1, 0.8)
 
   def test_a_response_that_fills_every_place(self):
     made = arithmetic.Arithmetic()

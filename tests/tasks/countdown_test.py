@@ -13,7 +13,11 @@ from rljax.data import tokenizers
 from rljax.tasks import countdown, task
 from tests.tasks import rollouts
 
-_judge = jax.jit(countdown.reaches)
+
+@jax.jit
+def _judge(rows):
+  with jax.numpy_dtype_promotion('strict'):
+    return countdown.reaches(rows)
 
 
 def _example(numbers, target):

@@ -1,5 +1,6 @@
 """Finding a task by name, and checking its verifier."""
 
+import os
 import subprocess
 import sys
 
@@ -36,13 +37,17 @@ class NamedTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, "did you mean 'test'"):
       task.named('arithmetic').source('tests')
 
-  def test_is_light_to_import(self):
-    code = 'import sys; import rljax.tasks.task; print(*sys.modules)'
+  @parameterized.parameters('task', 'files', 'reasoning_gym')
+  def test_is_light_to_import(self, module):
+    code = f'import sys; import rljax.tasks.{module}; print(*sys.modules)'
     run = subprocess.run(
-      [sys.executable, '-c', code], capture_output=True, check=True, text=True
+      [sys.executable, '-c', code],
+      env={**os.environ, 'PYTHONPATH': os.pathsep.join(sys.path)},
+      capture_output=True,
+      check=True,
+      text=True,
     )
-    loaded = set(run.stdout.split())
-    self.assertEmpty(loaded & {'jax', 'grain'})
+    self.assertEmpty({'jax', 'grain'} & set(run.stdout.split()))
 
 
 class _Always:
