@@ -35,7 +35,9 @@ class Phase:
     top_p: keep the most likely tokens up to this mass; 1 keeps all.
     min_p: keep tokens of at least this share of the largest probability.
     stop_ids: ids that end a row; the sampled one is part of the response.
-    segment: positions of the first cache segment; later ones double.
+    prefix: name of an array i32 [P, F] in the batch's data: tokens that are
+      forced at the start of each response, -1 where the policy draws.
+    segment: positions of the first cache segment; then the total doubles.
     number: distinguishes the randomness of phases of one step.
   """
 
@@ -47,7 +49,8 @@ class Phase:
   top_p: float = 1.0
   min_p: float = 0.0
   stop_ids: tuple[int, ...] = ()
-  segment: int = 64
+  prefix: str = ''
+  segment: int = 128
   number: int = 0
 
   def __post_init__(self):

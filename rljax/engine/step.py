@@ -2,7 +2,9 @@
 
 Four pure functions; `fused` is their composition in one program, and
 `sampled` and `learned` are the same four as two programs with the host
-between them. Methods never know which.
+between them. Methods never know which. `run` takes the form that fits: two
+programs where the judge is on the host, or where the limit on a response is so
+long that learning should follow the live length too.
 """
 
 from collections.abc import Callable, Mapping
@@ -57,6 +59,7 @@ class Step(NamedTuple):
   fused: Callable[[TrainState, Batch], tuple[TrainState, Metrics, Glimpse]]
   sampled: Callable[[TrainState, Batch], Rollout]
   learned: Callable[[TrainState, Rollout, Rewards], Any]
+  run: Callable[[TrainState, Batch], tuple[TrainState, Metrics, Glimpse]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,14 +79,19 @@ class _Engine:
     params = sharding.constrain_params(
       state.params['policy'], self.mesh, rules.SAMPLE
     )
+    phase = self.method.phase
+    forced = None
+    if phase.prefix:
+      forced = jnp.repeat(batch.data[phase.prefix], phase.group_size, axis=0)
     rollout = sampling.sample(
       self.models['policy'],
       params,
       batch,
-      self.method.phase,
+      phase,
       key=state.key,
       step=state.step,
       version=state.update,
+      forced=forced,
     )
     return sharding.constrain_rows(rollout, self.mesh)
 
@@ -129,12 +137,7 @@ class _Engine:
     rollout = self.sample(state, batch)
     rewards = self.judge(rollout)
     state, metrics = self.advance(state, rollout, rewards)
-    glimpse = Glimpse(
-      response=rollout.response,
-      length=rollout.length,
-      reward=rewards['task'],
-    )
-    return state, metrics, glimpse
+    return state, metrics, _glimpse(rollout, rewards)
 
   def _ctl(self, state: TrainState) -> Ctl:
     progress = jnp.minimum(state.step / self.total_steps, 1.0)
@@ -196,6 +199,56 @@ class _Engine:
     return state, {k: learning.collapse(m) for k, m in stacked.items()}
 
 
+def _glimpse(rollout: Rollout, rewards: Rewards) -> Glimpse:
+  return Glimpse(
+    response=rollout.response, length=rollout.length, reward=rewards['task']
+  )
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def trim(rollout: Rollout, width: int) -> Rollout:
+  """Returns the rollout with its [B, T] arrays cut to [B, width]."""
+  rows, size = rollout.response.shape
+
+  def cut(x):
+    return x[:, :width] if x.shape == (rows, size) else x
+
+  fixed = dataclasses.replace(rollout, prompts=None, data={}, groups=None)
+  return dataclasses.replace(
+    jax.tree.map(cut, fixed),
+    prompts=rollout.prompts,
+    data=rollout.data,
+    groups=rollout.groups,
+  )
+
+
+def _two_programs(sampled, judge, learned, widths: list[int]):
+  """Returns the step as two programs, the second as wide as the live rows.
+
+  Args:
+    sampled: compiled (state, batch) -> rollout.
+    judge: rollout -> rewards.
+    learned: compiled (state, rollout, rewards) -> (state, metrics); compiled
+      once for each width that occurs.
+    widths: what T may be cut to; none keeps it.
+  """
+
+  def run(state: TrainState, batch: Batch):
+    rollout = sampled(state, batch)
+    rewards = judge(rollout)
+    if widths:
+      longest = int(jnp.max(rollout.length))
+      rollout = trim(rollout, next(w for w in widths if w >= longest))
+    glimpse = _glimpse(rollout, rewards)
+    state, metrics = learned(state, rollout, rewards)
+    return state, metrics, glimpse
+
+  return run
+
+
+# Limits on a response above this are worth a program for each live length.
+_LONG = 512
+
 # A stream of the step's key that no phase uses.
 _DEAL = 1 << 30
 
@@ -234,6 +287,7 @@ def make_step(
   mesh: Mesh | None = None,
   microbatches: int = 1,
   total_steps: int = 1,
+  host_judge: bool = False,
 ) -> Step:
   """Returns the step of a method.
 
@@ -241,12 +295,12 @@ def make_step(
     method: what to do.
     models: 'policy', and any model of another architecture by its name.
     optimizer: any optax chain.
-    judge: rollout to rewards, f32 [B] columns; 'task' always. In `fused` it
-      must be traceable.
+    judge: rollout to rewards, f32 [B] columns; 'task' always.
     prompts: P, prompts of a batch over all devices.
     mesh: axes as in `sharding.make_mesh`; None for one device.
     microbatches: parts that each update's gradient is added up from.
     total_steps: rollout batches of the run, for schedules.
+    host_judge: the judge cannot be traced; `fused` is not to be called then.
 
   Raises:
     ValueError: if P cannot be split as the arguments ask.
@@ -255,14 +309,25 @@ def make_step(
   engine = _Engine(
     method, models, optimizer, judge, mesh, microbatches, total_steps
   )
+  fused = jax.jit(engine.fused, donate_argnums=0)
+  sampled = jax.jit(engine.sample)
+  learned = jax.jit(engine.advance, donate_argnums=0)
+  spans = sampling.segments(method.phase.max_tokens, method.phase.segment)
+  run = fused
+  long = method.phase.max_tokens > _LONG
+  if host_judge or long:
+    ends = [start + size for start, size in spans if long]
+    between = judge if host_judge else jax.jit(judge)
+    run = _two_programs(sampled, between, learned, ends)
   return Step(
     sample=engine.sample,
     judge=judge,
     credit=engine.credit,
     learn=engine.learn,
-    fused=jax.jit(engine.fused, donate_argnums=0),
-    sampled=jax.jit(engine.sample),
-    learned=jax.jit(engine.advance, donate_argnums=0),
+    fused=fused,
+    sampled=sampled,
+    learned=learned,
+    run=run,
   )
 
 

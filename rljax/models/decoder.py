@@ -59,8 +59,12 @@ class Config:
       raise ValueError(f'dtype={self.dtype!r}: use float32 or bfloat16.')
 
 
-def _normal(key, shape, scale, dtype):
-  return nnx.Param((scale * jax.random.normal(key, shape)).astype(dtype))
+def _random(key, shape, scale, dtype):
+  # Uniform with standard deviation `scale`: a normal one takes five times as
+  # long to compile.
+  limit = scale * 3**0.5
+  value = jax.random.uniform(key, shape, minval=-limit, maxval=limit)
+  return nnx.Param(value.astype(dtype))
 
 
 def _as_last(x, rank: int):
@@ -87,7 +91,7 @@ class Linear(nnx.Module):
   """x [..., I] -> [..., O]."""
 
   def __init__(self, size_in, size_out, key, *, scale, bias=False, dtype):
-    self.kernel = _normal(key, (size_in, size_out), scale, dtype)
+    self.kernel = _random(key, (size_in, size_out), scale, dtype)
     self.bias = nnx.Param(jnp.zeros(size_out, dtype)) if bias else None
 
   def __call__(self, x):
@@ -175,12 +179,12 @@ class Decoder(nnx.Module):
   def __init__(self, c: Config, key):
     first, second, third = jax.random.split(key, 3)
     shape, dtype = (c.vocab_size, c.width), jnp.dtype(c.dtype)
-    self.embed = _normal(first, shape, 0.02, dtype)
+    self.embed = _random(first, shape, 0.02, dtype)
     stack = nnx.vmap(lambda k: Layer(c, k), in_axes=0, out_axes=0)
     self.layers = stack(jax.random.split(second, c.layers))
     self.norm = Norm(c.width, c.norm_eps, dtype)
     scale = c.width**-0.5
-    self.unembed = None if c.tied else _normal(third, shape, scale, dtype)
+    self.unembed = None if c.tied else _random(third, shape, scale, dtype)
 
 
 class Cache(NamedTuple):

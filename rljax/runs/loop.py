@@ -166,17 +166,7 @@ class _Run:
     placed = sharding.place_rows(batch, parts.mesh)
     if parts.host is not None:
       parts.host.examples = examples
-    if parts.fused:
-      state, found, glimpse = parts.step.fused(state, placed)
-    else:
-      rollout = parts.step.sampled(state, placed)
-      rewards = parts.step.judge(rollout)
-      glimpse = step.Glimpse(
-        response=rollout.response,
-        length=rollout.length,
-        reward=rewards['task'],
-      )
-      state, found = parts.step.learned(state, rollout, rewards)
+    state, found, glimpse = parts.step.run(state, placed)
     numbers = metrics.finalize(found)
     if parts.host is not None:
       numbers['verifier/failed'] = float(sum(parts.host.failures.values()))

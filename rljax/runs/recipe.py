@@ -173,7 +173,6 @@ class Parts:
   loader: prompts.Loader
   sft_loader: prompts.Loader | None
   held: evaluation.Held
-  fused: bool
 
 
 def build(config: Config, make_method: Callable[[Any], Method]) -> Parts:
@@ -199,7 +198,7 @@ def build(config: Config, make_method: Callable[[Any], Method]) -> Parts:
     epochs=config.epochs,
     minibatches=config.minibatches,
   )
-  host, judge, fused = _judge(config, task, tokenizer, mesh)
+  host, judge, host_judge = _judge(config, task, tokenizer, mesh)
   if config.control == 'shuffled':
     judge = judging.shuffled(judge, config.seed)
   sft_optimizer = _optimizer(config, config.sft_learning_rate)
@@ -243,6 +242,7 @@ def build(config: Config, make_method: Callable[[Any], Method]) -> Parts:
       mesh=mesh,
       microbatches=config.microbatches,
       total_steps=max(config.steps, 1),
+      host_judge=host_judge,
     ),
     sft=supervised.make_sft(
       model, sft_optimizer, prompts=config.sft_prompts, mesh=mesh
@@ -257,7 +257,6 @@ def build(config: Config, make_method: Callable[[Any], Method]) -> Parts:
       prompt_len=prompt_len,
       seed=config.seed,
     ),
-    fused=fused,
   )
 
 
@@ -304,10 +303,10 @@ def _small(config: Config, tokenizer: tokenizers.Tokenizer) -> decoder.Model:
 
 
 def _judge(config, task, tokenizer, mesh):
-  """Returns the host, if one is needed, the judge, and whether it is fused."""
+  """Returns the host if one is needed, the judge, and whether it runs there."""
   judge = judging.device(task)
   if judge is not None:
-    return None, judge, True
+    return None, judge, False
   host = judging.Host(
     task,
     tokenizer,
@@ -315,8 +314,8 @@ def _judge(config, task, tokenizer, mesh):
     timeout=config.verify_timeout,
   )
   if mesh is None and jax.process_count() == 1:
-    return host, judging.callback(host), True
-  return host, judging.between(host, mesh), False
+    return host, judging.callback(host), False
+  return host, judging.between(host, mesh), True
 
 
 def _corpus(task: task_lib.Task) -> Iterator[str]:
