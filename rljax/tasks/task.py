@@ -22,7 +22,8 @@ if TYPE_CHECKING:
   from rljax.data import tokenizers
 
 SPLITS = ('train', 'test')
-KINDS = ('arithmetic', 'countdown', 'reasoning_gym', 'jsonl', 'parquet')
+_BARE = ('arithmetic', 'countdown', 'few_shot')  # named without an argument
+KINDS = (*_BARE, 'reasoning_gym', 'jsonl', 'parquet')
 _GARBAGE = (
   '',
   ' ',
@@ -105,8 +106,8 @@ def named(name: str, **options: Any) -> Task:
   """Returns the task called `name`.
 
   Args:
-    name: 'arithmetic', 'countdown', 'reasoning_gym:<dataset>', 'jsonl:<path>'
-      or 'parquet:<path>'.
+    name: 'arithmetic', 'countdown', 'few_shot', 'reasoning_gym:<dataset>',
+      'jsonl:<path>' or 'parquet:<path>'.
     **options: fields of the task's class.
 
   Raises:
@@ -116,7 +117,7 @@ def named(name: str, **options: Any) -> Task:
   kind, colon, rest = name.partition(':')
   if kind not in KINDS:
     raise ValueError(f'There is no task {name!r}{nearest(kind, KINDS)}.')
-  bare = kind in ('arithmetic', 'countdown')
+  bare = kind in _BARE
   if bare == bool(colon) or (colon and not rest):
     form = kind if bare else f'{kind}:<{_ARGUMENT[kind]}>'
     raise ValueError(f'Task {name!r} should read {form!r}.')
@@ -136,6 +137,10 @@ def _build(kind: str, rest: str, options: Mapping[str, Any]) -> Task:
     from rljax.tasks import countdown
 
     return countdown.Countdown(**checked(countdown.Countdown, options))
+  if kind == 'few_shot':
+    from rljax.tasks import few_shot
+
+    return few_shot.FewShot(**checked(few_shot.FewShot, options))
   if kind == 'reasoning_gym':
     from rljax.tasks import reasoning_gym
 

@@ -42,8 +42,7 @@ def logits(config, params, ids, prompt=1):
   )
   # The last position predicts one more token; which one does not matter.
   response = np.pad(ids[:, prompt:], ((0, 0), (0, 1)))
-  with jax.numpy_rank_promotion('allow'):
-    hidden = jax.jit(model.hidden)(params, prompts, response)
+  hidden = jax.jit(model.hidden)(params, prompts, response)
   return np.asarray(hidden @ model.head(params, jnp.ones(count)).weight.T)
 
 
