@@ -100,18 +100,22 @@ class FewShot:
 
   @property
   def name(self) -> str:
+    """'few_shot'."""
     return 'few_shot'
 
   @property
   def options(self) -> Mapping[str, Any]:
+    """The attributes by name."""
     return dataclasses.asdict(self)
 
   @property
   def trusted(self) -> bool:
+    """True: a response is only compared."""
     return True
 
   @property
   def device_verify(self) -> Callable[[types.Rollout], jax.Array]:
+    """Compares tokens with those of the answer."""
     return arithmetic.exact
 
   def source(self, split: str) -> grain.MapDataset[task.Example]:
