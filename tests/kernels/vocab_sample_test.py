@@ -111,6 +111,20 @@ class FullSoftmaxTest(parameterized.TestCase):
     self.assertTrue((u < cdf[token] + EDGE).all())
     self.assertTrue((u > cdf[np.maximum(token - 1, 0)] - EDGE).all())
 
+  @parameterized.parameters(50, 1000, 2048)
+  def test_uniforms_on_the_boundaries(self, v):
+    # Two ways to add up a block differ in their last digits: the id must
+    # still be next to the boundary, not at the other end of the block.
+    z = random_logits(v)
+    cdf = np.cumsum(probabilities(z))
+    edge = cdf[:-1].astype(np.float32)
+    steps = [edge, np.nextafter(edge, 0), np.nextafter(edge, 1)]
+    u = np.concatenate(steps)
+    token = np.asarray(many(z, u).token)
+    before = np.where(token > 0, cdf[token - 1], 0.0)
+    self.assertTrue((u < cdf[token] + EDGE).all())
+    self.assertTrue((u > before - EDGE).all())
+
   def test_row_does_not_depend_on_its_neighbors(self):
     r = np.random.default_rng(0)
     z = r.normal(size=(32, 50)).astype(np.float32)
