@@ -46,7 +46,7 @@ class Config:
   tied: bool = True
   valid_vocab: int | None = None  # ids past it pad the embedding
   dtype: str = 'float32'  # of parameters and activations
-  remat: str = 'none'
+  remat: str = 'dots'
 
   def __post_init__(self):
     if self.heads % self.kv_heads:

@@ -46,7 +46,7 @@ class Config(run.Config):
     'float32', 'of parameters and activations'
   )
   remat: Literal['none', 'dots', 'full'] = run.field(
-    'none', 'what the backward pass recomputes'
+    'dots', 'what backward keeps: all, products, or layer inputs'
   )
   steps: int = run.field(100, 'rollout batches')
   prompts: int = run.field(16, 'prompts a batch, over all devices')
