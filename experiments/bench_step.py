@@ -29,8 +29,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from rljax.core.types import Batch, Prompts
-from rljax.engine import optim, sampling, scoring, step
-from rljax.engine.method import Method, View, clipped, group_credit
+from rljax.engine import grpo, optim, sampling, scoring, step
+from rljax.engine.method import Method
+from rljax.engine.seams import View
 from rljax.models import decoder
 from rljax.runs import run
 
@@ -72,8 +73,8 @@ def method(config: Config) -> Method:
   )
   return Method(
     phase=phase,
-    credit=group_credit(ref=True),
-    loss=clipped(beta=0.04),
+    credit=grpo.credit(ref=True),
+    loss=grpo.loss(beta=0.04),
     views={'ref': View('ref')},
   )
 

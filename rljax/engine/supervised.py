@@ -23,7 +23,8 @@ from rljax.core.types import (
   TrainState,
 )
 from rljax.engine import sampling, sharding, step
-from rljax.engine.method import Method, TokenLoss
+from rljax.engine.method import Method
+from rljax.engine.seams import TokenLoss
 from rljax.models import decoder
 from rljax.objectives import weights
 

@@ -310,7 +310,7 @@ class _Run:
       }
     base = {k: v for k, v in self.results.items() if k == 'accuracy_sft'}
     _, number, count = self._place()
-    self.writer.write('eval', self.done, found, self._seconds())
+    self.writer.write('eval', number, found, self._seconds())
     self.view.update(stage, number, count, {**found, **base})
 
   def _pass_at(self, params) -> dict[str, float]:
