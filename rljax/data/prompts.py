@@ -22,10 +22,14 @@ class Prompted(Protocol):
   """What a batch needs to know of an example."""
 
   @property
-  def uid(self) -> int: ...
+  def uid(self) -> int:
+    """Id of the problem within its task."""
+    ...
 
   @property
-  def prompt(self) -> str: ...
+  def prompt(self) -> str:
+    """What the policy reads."""
+    ...
 
 
 class Encoder(Protocol):
@@ -33,7 +37,9 @@ class Encoder(Protocol):
 
   def encode(
     self, example: Any, tokenizer: tokenizers.Tokenizer
-  ) -> dict[str, np.ndarray]: ...
+  ) -> dict[str, np.ndarray]:
+    """Returns arrays of the same shapes for every example."""
+    ...
 
 
 class LongPromptError(ValueError):

@@ -183,28 +183,71 @@ def build(config: Config, make_method: Callable[[Any], Method]) -> Parts:
   """
   mesh = sharding.make_mesh(config.mesh)
   task = task_lib.named(config.task, **config.options())
-  if config.model == 'small':
-    tokenizer = tokenizers.named(config.tokenizer, _corpus(task))
-    model, params = _small(config, tokenizer), None
-  else:
-    model, params, tokenizer = pretrained.load(
-      config.model, dtype=config.dtype, remat=config.remat
-    )
+  model, params, tokenizer = _policy(config, task)
+  method = _method(config, make_method, tokenizer)
+  host, judge, host_judge = _judge(config, task, tokenizer, mesh)
+  if config.control == 'shuffled':
+    judge = judging.shuffled(judge, config.seed)
+  optimizer = _optimizer(config, config.learning_rate)
+  sft_optimizer = _optimizer(config, config.sft_learning_rate)
   prompt_len = config.prompt_len or _longest(task, tokenizer)
-  method = make_method(config)
-  method = dataclasses.replace(
+  loaders = _loaders(config, task, tokenizer, prompt_len)
+  held = _held(config, task, tokenizer, prompt_len, mesh)
+  compiled = step.make_step(
     method,
+    {'policy': model},
+    optimizer,
+    judge,
+    prompts=config.prompts,
+    mesh=mesh,
+    microbatches=config.microbatches,
+    total_steps=max(config.steps, 1),
+    host_judge=host_judge,
+  )
+  sft = supervised.make_sft(
+    model, sft_optimizer, prompts=config.sft_prompts, mesh=mesh
+  )
+  return Parts(
+    config=config,
+    task=task,
+    tokenizer=tokenizer,
+    model=model,
+    params=params,
+    mesh=mesh,
+    method=method,
+    host=host,
+    sft_optimizer=sft_optimizer,
+    optimizer=optimizer,
+    step=compiled,
+    sft=sft,
+    loader=loaders[0],
+    sft_loader=loaders[1],
+    held=held,
+  )
+
+
+def _policy(config: Config, task: task_lib.Task):
+  """Returns model, parameters (None: fresh ones) and tokenizer."""
+  if config.model != 'small':
+    return pretrained.load(config.model, dtype=config.dtype, remat=config.remat)
+  tokenizer = tokenizers.named(config.tokenizer, _corpus(task))
+  return _small(config, tokenizer), None, tokenizer
+
+
+def _method(config, make_method, tokenizer) -> Method:
+  """Returns the experiment's method with what the flags say of every one."""
+  return dataclasses.replace(
+    make_method(config),
     phase=config.phase(tokenizer.stop_ids),
     epochs=config.epochs,
     minibatches=config.minibatches,
   )
-  host, judge, host_judge = _judge(config, task, tokenizer, mesh)
-  if config.control == 'shuffled':
-    judge = judging.shuffled(judge, config.seed)
-  sft_optimizer = _optimizer(config, config.sft_learning_rate)
-  optimizer = _optimizer(config, config.learning_rate)
 
-  def make(source, batch, encoder, seed):
+
+def _loaders(config, task, tokenizer, prompt_len):
+  """Returns the loaders of RL and, if there is a warm start, of its traces."""
+
+  def make(source, batch: int, encoder, seed: int) -> prompts.Loader:
     return prompts.Loader(
       source,
       tokenizer,
@@ -217,47 +260,31 @@ def build(config: Config, make_method: Callable[[Any], Method]) -> Parts:
       process_count=jax.process_count(),
     )
 
-  sft_loader = None
-  if config.sft_steps or config.control == 'sft':
-    traced = Traced(task, config.max_tokens)
-    source = traces(task, config.sft_traces, config.seed)
-    sft_loader = make(source, config.sft_prompts, traced, config.seed)
-  return Parts(
-    config=config,
-    task=task,
-    tokenizer=tokenizer,
-    model=model,
-    params=params,
-    mesh=mesh,
-    method=method,
-    host=host,
-    sft_optimizer=sft_optimizer,
-    optimizer=optimizer,
-    step=step.make_step(
-      method,
-      {'policy': model},
-      optimizer,
-      judge,
-      prompts=config.prompts,
-      mesh=mesh,
-      microbatches=config.microbatches,
-      total_steps=max(config.steps, 1),
-      host_judge=host_judge,
-    ),
-    sft=supervised.make_sft(
-      model, sft_optimizer, prompts=config.sft_prompts, mesh=mesh
-    ),
-    loader=make(task.source('train'), config.prompts, task, config.seed + 1),
-    sft_loader=sft_loader,
-    held=evaluation.hold(
-      task,
-      tokenizer,
-      problems=config.eval_problems,
-      batch=_eval_batch(config, mesh),
-      prompt_len=prompt_len,
-      seed=config.seed,
-    ),
+  main = make(task.source('train'), config.prompts, task, config.seed + 1)
+  if not config.sft_steps and config.control != 'sft':
+    return main, None
+  source = traces(task, config.sft_traces, config.seed)
+  traced = Traced(task, config.max_tokens)
+  return main, make(source, config.sft_prompts, traced, config.seed)
+
+
+def _held(config, task, tokenizer, prompt_len, mesh) -> evaluation.Held:
+  """Returns the held-out problems; none of them may be trained on."""
+  held = evaluation.hold(
+    task,
+    tokenizer,
+    problems=config.eval_problems,
+    batch=_eval_batch(config, mesh),
+    prompt_len=prompt_len,
+    seed=config.seed,
   )
+  shared = evaluation.overlap(task, held)
+  if shared:
+    raise ValueError(
+      f'{shared} of {held.count} held-out problems of task {task.name!r} are in'
+      ' its training split too.'
+    )
+  return held
 
 
 def _share(count: int, what: str) -> int:

@@ -80,18 +80,22 @@ class Arithmetic:
 
   @property
   def name(self) -> str:
+    """The name that `task.named` takes."""
     return 'arithmetic'
 
   @property
   def options(self) -> Mapping[str, Any]:
+    """What `task.named` takes besides the name."""
     return dataclasses.asdict(self)
 
   @property
   def trusted(self) -> bool:
+    """Whether `verify` may run outside the sandbox."""
     return True
 
   @property
   def device_verify(self) -> Callable[[types.Rollout], jax.Array]:
+    """Judges a rollout on the device, f32 [B]."""
     return exact
 
   @property

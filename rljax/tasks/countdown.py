@@ -70,18 +70,22 @@ class Countdown:
 
   @property
   def name(self) -> str:
+    """The name that `task.named` takes."""
     return 'countdown'
 
   @property
   def options(self) -> Mapping[str, Any]:
+    """What `task.named` takes besides the name."""
     return dataclasses.asdict(self)
 
   @property
   def trusted(self) -> bool:
+    """Whether `verify` may run outside the sandbox."""
     return True
 
   @property
   def device_verify(self) -> Callable[[types.Rollout], jax.Array]:
+    """Judges a rollout on the device, f32 [B]."""
     return reaches
 
   @property

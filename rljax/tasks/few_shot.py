@@ -20,7 +20,6 @@ import dataclasses
 import functools
 import hashlib
 import itertools
-import math
 import operator
 from typing import TYPE_CHECKING, Any
 
@@ -82,7 +81,7 @@ class FewShot:
 
   parts: str = 'sums products'
   shots: int = 4
-  held_out: float = 1 / 3
+  held_out: float = 0.4
   most: int = 55
 
   def __post_init__(self):
@@ -164,9 +163,9 @@ class FewShot:
     for part in self._parts:
       rest = [p for p in _problems(part) if _uid(p) not in shown]
       asked = sorted(rest, key=_digest)[: self.most]
-      held_out = math.ceil(self.held_out * len(asked))
-      splits['test'] += _both_orders(asked[:held_out])
-      splits['train'] += _both_orders(asked[held_out:])
+      for i, problem in enumerate(sorted(asked, key=_size)):
+        held = int((i + 1) * self.held_out) > int(i * self.held_out)
+        splits['test' if held else 'train'] += _both_orders(problem)
     return splits
 
   def _example(self, problem: Problem) -> task.Example:
@@ -197,14 +196,19 @@ def _problems(part: str) -> Iterator[Problem]:
     yield part, a, b
 
 
-def _both_orders(problems: list[Problem]) -> list[Problem]:
-  swapped = [(part, b, a) for part, a, b in problems]
-  return list(dict.fromkeys([*problems, *swapped]))
+def _both_orders(problem: Problem) -> list[Problem]:
+  part, a, b = problem
+  return list(dict.fromkeys([problem, (part, b, a)]))
 
 
 def _digest(problem: Problem) -> bytes:
   """Orders problems as if at random, in the same way everywhere."""
   return hashlib.blake2b(repr(problem).encode(), digest_size=8).digest()
+
+
+def _size(problem: Problem) -> tuple[int, bytes]:
+  """Orders problems so that every n-th is as hard as the rest together."""
+  return problem[1] + problem[2], _digest(problem)
 
 
 def _uid(problem: Problem) -> int:

@@ -68,6 +68,7 @@ class File:
 
   @property
   def name(self) -> str:
+    """The name that `task.named` takes."""
     return f'{self.kind}:{self.path}'
 
   @property
@@ -77,10 +78,12 @@ class File:
 
   @property
   def trusted(self) -> bool:
+    """Whether `verify` may run outside the sandbox."""
     return self.compare == 'exact'
 
   @property
   def device_verify(self) -> None:
+    """Judges a rollout on the device, f32 [B]."""
     return None
 
   def source(self, split: str) -> grain.MapDataset[task.Example]:

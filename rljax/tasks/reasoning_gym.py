@@ -73,6 +73,7 @@ class ReasoningGym:
 
   @property
   def name(self) -> str:
+    """The name that `task.named` takes."""
     return f'reasoning_gym:{self.dataset}'
 
   @property
@@ -82,10 +83,12 @@ class ReasoningGym:
 
   @property
   def trusted(self) -> bool:
+    """Whether `verify` may run outside the sandbox."""
     return False
 
   @property
   def device_verify(self) -> None:
+    """Judges a rollout on the device, f32 [B]."""
     return None
 
   def source(self, split: str) -> grain.MapDataset[task.Example]:

@@ -74,18 +74,26 @@ class Task(Protocol):
   """
 
   @property
-  def name(self) -> str: ...
+  def name(self) -> str:
+    """The name that `task.named` takes."""
+    ...
 
   @property
-  def options(self) -> Mapping[str, Any]: ...
+  def options(self) -> Mapping[str, Any]:
+    """What `task.named` takes besides the name."""
+    ...
 
   @property
-  def trusted(self) -> bool: ...
+  def trusted(self) -> bool:
+    """Whether `verify` may run outside the sandbox."""
+    ...
 
   @property
   def device_verify(
     self,
-  ) -> Callable[[types.Rollout], jax.Array] | None: ...
+  ) -> Callable[[types.Rollout], jax.Array] | None:
+    """Judges a rollout on the device, f32 [B]."""
+    ...
 
   def source(self, split: str) -> grain.MapDataset[Example]:
     """Returns the unshuffled examples of 'train' or 'test'; disjoint."""
