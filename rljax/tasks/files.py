@@ -73,6 +73,7 @@ class File:
 
   @property
   def options(self) -> Mapping[str, Any]:
+    """What `task.named` takes besides the name."""
     fields = dataclasses.asdict(self)
     return {k: v for k, v in fields.items() if k not in ('kind', 'path')}
 

@@ -78,6 +78,7 @@ class ReasoningGym:
 
   @property
   def options(self) -> Mapping[str, Any]:
+    """What `task.named` takes besides the name."""
     fields = dataclasses.asdict(self)
     return {k: v for k, v in fields.items() if k != 'dataset'}
 
