@@ -207,8 +207,8 @@ def _digest(problem: Problem) -> bytes:
 
 
 def _size(problem: Problem) -> tuple[int, bytes]:
-  """Orders problems so that every n-th is as hard as the rest together."""
-  return problem[1] + problem[2], _digest(problem)
+  """Orders problems so that every n-th is about as hard as all together."""
+  return problem[2], _digest(problem)
 
 
 def _uid(problem: Problem) -> int:

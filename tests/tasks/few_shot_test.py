@@ -42,6 +42,11 @@ def _key(line):
   return symbol, *sorted(map(int, problem.split(symbol)))
 
 
+def _last(example):
+  """Returns the line that asks."""
+  return example.prompt.split('\n')[-1]
+
+
 class ProblemsTest(parameterized.TestCase):
   def test_prompt(self):
     example = few_shot.FewShot()._example(('sums', 2, 9))
@@ -51,10 +56,10 @@ class ProblemsTest(parameterized.TestCase):
     self.assertLen(TOKENIZER.encode(example.prompt), 30)
 
   @parameterized.parameters(
-    ({'shots': 4}, 68, 124),
-    ({'shots': 0}, 72, 128),
-    ({'parts': 'products', 'shots': 4, 'held_out': 0.2}, 21, 71),
-    ({'parts': _ALL, 'shots': 3}, 106, 200),
+    ({'shots': 4}, 77, 115),
+    ({'shots': 0}, 78, 122),
+    ({'parts': 'products', 'shots': 4, 'held_out': 0.2}, 17, 75),
+    ({'parts': _ALL, 'shots': 3}, 122, 184),
   )
   def test_splits_share_no_unordered_problem(self, options, test, train):
     made = few_shot.FewShot(**options)
@@ -65,7 +70,7 @@ class ProblemsTest(parameterized.TestCase):
     self.assertLen({e.prompt for e in both}, test + train)
     *shots, _ = both[0].prompt.split('\n')
     keys = {
-      split: {_key(e.prompt.split('\n')[-1]) for e in examples}
+      split: {_key(_last(e)) for e in examples}
       for split, examples in splits.items()
     } | {'shots': {_key(line) for line in shots}}
     self.assertLen(keys['shots'], options['shots'])
@@ -85,6 +90,19 @@ class ProblemsTest(parameterized.TestCase):
       both = _examples(made, 'train') + _examples(made, 'test')
       longest = max(len(TOKENIZER.encode(e.prompt)) for e in both)
       self.assertBetween(longest, 28, 32)
+
+  def test_splits_share_every_size_alike(self):
+    made = few_shot.FewShot(held_out=0.4)
+    keys = {
+      s: {_key(_last(e)) for e in _examples(made, s)} for s in task.SPLITS
+    }
+    for symbol in '+*':
+      for size in range(10):
+        test, train = (
+          sum(key[0] == symbol and key[2] <= size for key in keys[split])
+          for split in ('test', 'train')
+        )
+        self.assertEqual(test, int(0.4 * (test + train)))
 
   def test_both_orders_are_one_problem(self):
     made = few_shot.FewShot(parts=_ALL)
