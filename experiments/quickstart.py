@@ -33,12 +33,12 @@ class Config(recipe.Config):
   task_options: str = run.field(
     'reverse:true', 'options of the task, such as digits:2,style:short'
   )
-  steps: int = run.field(400, 'rollout batches')
+  steps: int = run.field(350, 'rollout batches')
   prompts: int = run.field(64, 'prompts a batch, over all devices')
   max_tokens: int = run.field(5, 'limit on response tokens')
-  learning_rate: float = run.field(5e-4, 'of the RL stage, after warm-up')
-  sft_steps: int = run.field(240, 'updates of the supervised warm start')
-  sft_traces: int = run.field(500, 'worked solutions of the warm start')
+  learning_rate: float = run.field(1e-3, 'of the RL stage, after warm-up')
+  sft_steps: int = run.field(230, 'updates of the supervised warm start')
+  sft_traces: int = run.field(550, 'worked solutions of the warm start')
   sft_learning_rate: float = run.field(4e-3, 'of the warm start')
   eval_every: int = run.field(25, 'steps between held-out evaluations')
   eval_problems: int = run.field(512, 'held-out problems')
