@@ -33,11 +33,13 @@ class Host:
     self,
     task: task_lib.Task,
     tokenizer: tokenizers.Tokenizer,
+    stop_ids: Sequence[int],
     *,
     workers: int = 1,
     timeout: float = 5.0,
   ):
     self._task, self._tokenizer = task, tokenizer
+    self._stop_ids = stop_ids
     self._stack = contextlib.ExitStack()
     self._box = None
     if not task.trusted:
@@ -52,18 +54,14 @@ class Host:
     inside = dict(self._box.failures) if self._box else {}
     return inside | ({'exception': self._raised} if self._raised else {})
 
-  def text(self, response: np.ndarray, length: int) -> str:
-    """Returns the response as text, without its stop token."""
-    ids = [int(i) for i in response[:length]]
-    if ids and ids[-1] in self._tokenizer.stop_ids:
-      ids.pop()
-    return self._tokenizer.decode(ids)
-
   def score(self, response: np.ndarray, length: np.ndarray) -> np.ndarray:
     """Returns f32 [B] for responses [B, T] to `self.examples` [P]."""
     group = response.shape[0] // len(self.examples)
     examples = [example for example in self.examples for _ in range(group)]
-    texts = [self.text(r, n) for r, n in zip(response, length, strict=True)]
+    texts = [
+      text(self._tokenizer, self._stop_ids, ids, count)
+      for ids, count in zip(response, length, strict=True)
+    ]
     if self._box is not None:
       return np.asarray(self._box.score(examples, texts), np.float32)
     return np.array(
@@ -82,6 +80,19 @@ class Host:
   def close(self) -> None:
     """Ends the sandbox's processes."""
     self._stack.close()
+
+
+def text(
+  tokenizer: tokenizers.Tokenizer,
+  stop_ids: Sequence[int],
+  response: np.ndarray,
+  length: int,
+) -> str:
+  """Returns a response [T] as text, without its stop token."""
+  ids = [int(i) for i in response[:length]]
+  if ids and ids[-1] in stop_ids:
+    ids.pop()
+  return tokenizer.decode(ids)
 
 
 def device(task: task_lib.Task) -> Callable[[Rollout], Rewards] | None:

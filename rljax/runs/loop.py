@@ -181,9 +181,12 @@ class _Run:
     )
     row = self.done % len(length)
     example = examples[row * len(examples) // len(length)]
-    ids = [int(i) for i in response[row][: int(length[row])]]
-    stop = bool(ids) and ids[-1] in self.parts.tokenizer.stop_ids
-    text = self.parts.tokenizer.decode(ids[:-1] if stop else ids)
+    text = judging.text(
+      self.parts.tokenizer,
+      self.parts.method.phase.stop_ids,
+      response[row],
+      int(length[row]),
+    )
     score, number = float(reward[row]), self.done - self.config.sft_steps + 1
     self.view.sample(example.prompt, text, score, number)
     self.writer.sample(
@@ -194,7 +197,6 @@ class _Run:
         'response': text,
         'answer': example.answer,
         'reward': score,
-        'stopped': stop,
       }
     )
 

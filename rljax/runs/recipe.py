@@ -55,6 +55,9 @@ class Config(run.Config):
     0, 'limit on prompt tokens; 0: the longest of the task'
   )
   max_tokens: int = run.field(16, 'limit on response tokens')
+  stop_text: str = run.field(
+    '', 'text of one token that ends a response too, such as \\n'
+  )
   long_prompts: Literal['skip', 'refuse'] = run.field(
     'refuse', 'what happens to prompts over the limit'
   )
@@ -185,7 +188,7 @@ def build(config: Config, make_method: Callable[[Any], Method]) -> Parts:
   task = task_lib.named(config.task, **config.options())
   model, params, tokenizer = _policy(config, task)
   method = _method(config, make_method, tokenizer)
-  host, judge, host_judge = _judge(config, task, tokenizer, mesh)
+  host, judge, host_judge = _judge(config, task, tokenizer, method, mesh)
   if config.control == 'shuffled':
     judge = judging.shuffled(judge, config.seed)
   optimizer = _optimizer(config, config.learning_rate)
@@ -238,10 +241,22 @@ def _method(config, make_method, tokenizer) -> Method:
   """Returns the experiment's method with what the flags say of every one."""
   return dataclasses.replace(
     make_method(config),
-    phase=config.phase(tokenizer.stop_ids),
+    phase=config.phase(_stop_ids(config, tokenizer)),
     epochs=config.epochs,
     minibatches=config.minibatches,
   )
+
+
+def _stop_ids(config, tokenizer) -> tuple[int, ...]:
+  text = config.stop_text.replace('\\n', '\n')
+  if not text:
+    return tokenizer.stop_ids
+  ids = prompts.continuation('1', text, tokenizer)
+  if len(ids) != 1:
+    raise ValueError(
+      f'--stop_text={config.stop_text!r} is {len(ids)} tokens, not one.'
+    )
+  return (*ids, *tokenizer.stop_ids)
 
 
 def _loaders(config, task, tokenizer, prompt_len):
@@ -329,7 +344,7 @@ def _small(config: Config, tokenizer: tokenizers.Tokenizer) -> decoder.Model:
   )
 
 
-def _judge(config, task, tokenizer, mesh):
+def _judge(config, task, tokenizer, method, mesh):
   """Returns the host if one is needed, the judge, and whether it runs there."""
   judge = judging.device(task)
   if judge is not None:
@@ -337,6 +352,7 @@ def _judge(config, task, tokenizer, mesh):
   host = judging.Host(
     task,
     tokenizer,
+    method.phase.stop_ids,
     workers=config.verify_workers,
     timeout=config.verify_timeout,
   )
