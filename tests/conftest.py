@@ -5,7 +5,12 @@ import os
 import pathlib
 import socket
 
-_DEVICES = '--xla_force_host_platform_device_count'
+# Compiling is most of a test's time. Without optimization it takes a third of
+# it, and the tests' arrays are too small for slower loops to matter.
+_FLAGS = {
+  '--xla_force_host_platform_device_count': '8',
+  '--xla_backend_optimization_level': '0',
+}
 
 
 def _cache_folder() -> pathlib.Path:
@@ -21,9 +26,9 @@ def _cache_folder() -> pathlib.Path:
 
 def _set_environment() -> None:
   """Sets what jax reads when it is imported; subprocesses inherit it."""
-  flags = os.environ.get('XLA_FLAGS', '')
-  if _DEVICES not in flags:
-    os.environ['XLA_FLAGS'] = f'{flags} {_DEVICES}=8'.strip()
+  given = os.environ.get('XLA_FLAGS', '')
+  added = [f'{k}={v}' for k, v in _FLAGS.items() if k not in given]
+  os.environ['XLA_FLAGS'] = ' '.join([given, *added]).strip()
   os.environ.setdefault('JAX_PLATFORMS', 'cpu')
   os.environ.setdefault('JAX_COMPILATION_CACHE_DIR', str(_cache_folder()))
   os.environ.setdefault('JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS', '0.3')

@@ -49,7 +49,7 @@ def guarded_update(
     params: what is trained.
     opt_state: of the optimizer.
   """
-  norm = optax.global_norm(grads)
+  norm = optax.tree.norm(grads)
   ok = jnp.isfinite(norm) & jnp.isfinite(loss)
   updates, new_state = optimizer.update(grads, opt_state, params)
   new_params = optax.apply_updates(params, updates)
