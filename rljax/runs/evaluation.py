@@ -1,6 +1,6 @@
 """Held-out evaluation: greedy accuracy and unbiased pass@k."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 import dataclasses
 from typing import Any
 
@@ -41,18 +41,25 @@ def hold(
   batch: int,
   prompt_len: int,
   seed: int,
+  long_prompts: str = 'refuse',
 ) -> Held:
   """Returns `problems` of the task's test split, drawn without repetition.
 
+  With `long_prompts` 'skip', those that do not fit are left out.
+
   Raises:
-    ValueError: the split is empty, a prompt is too long, or a problem is in
-      the training split too.
+    ValueError: the split is empty, or a prompt is too long.
   """
   source = task.source('test')
   if not len(source):
     raise ValueError(f'Task {task.name!r} has no held-out problems.')
   order = np.random.default_rng(seed).permutation(len(source))[:problems]
   chosen = [source[int(i)] for i in order]
+  if long_prompts == 'skip':
+    sizes = [len(prompts.encode(e.prompt, tokenizer)) for e in chosen]
+    chosen = [e for e, n in zip(chosen, sizes, strict=True) if n <= prompt_len]
+    if not chosen:
+      raise ValueError(f'All held-out prompts exceed {prompt_len} tokens.')
   padded = [
     chosen[i % len(chosen)] for i in range(-(-len(chosen) // batch) * batch)
   ]
@@ -61,10 +68,9 @@ def hold(
   return Held(padded, packed, len(chosen))
 
 
-def overlap(task: task_lib.Task, held: Held) -> int:
-  """Returns how many held-out problems are in the training split as well."""
-  train = task.source('train')
-  seen = {train[i].uid for i in range(len(train))}
+def overlap(examples: Iterable[task_lib.Example], held: Held) -> int:
+  """Returns how many held-out problems are among the examples."""
+  seen = {example.uid for example in examples}
   return sum(example.uid in seen for example in held.examples[: held.count])
 
 

@@ -6,6 +6,7 @@ step is two programs with the host between them. On jax before 0.11 a callback
 under several CPU devices deadlocks once its argument passes 64 KiB a shard.
 """
 
+import collections
 from collections.abc import Callable, Mapping, Sequence
 import contextlib
 import math
@@ -45,14 +46,13 @@ class Host:
     if not task.trusted:
       box = task_lib.sandboxed(task, workers=workers, timeout=timeout)
       self._box = self._stack.enter_context(box)
-    self._raised = 0
+    self._own: collections.Counter[str] = collections.Counter()
     self.examples: Sequence[Any] = ()
 
   @property
   def failures(self) -> Mapping[str, int]:
     """How many responses could not be scored so far, by reason."""
-    inside = dict(self._box.failures) if self._box else {}
-    return inside | ({'exception': self._raised} if self._raised else {})
+    return dict(self._box.failures if self._box else self._own)
 
   def score(self, response: np.ndarray, length: np.ndarray) -> np.ndarray:
     """Returns f32 [B] for responses [B, T] to `self.examples` [P]."""
@@ -71,11 +71,15 @@ class Host:
 
   def _verify(self, example: Any, text: str) -> float:
     try:
-      return float(self._task.verify(example, text))
+      score = float(self._task.verify(example, text))
     except Exception:
       # Any error of a verifier is its own; the run goes on and counts it.
-      self._raised += 1
+      self._own['exception'] += 1
       return math.nan
+    if not math.isfinite(score):
+      self._own['not finite'] += 1
+      return math.nan
+    return score
 
   def close(self) -> None:
     """Ends the sandbox's processes."""

@@ -119,9 +119,9 @@ def main(
 ) -> None:
   """Parses flags into `config_class`, calls `fn` with it, exits on errors.
 
-  A bad command line exits with 2, a ValueError or OSError of the run with 1,
-  each after one line on stderr; `--traceback` shows where an error came from.
-  Other exceptions are bugs and keep their traceback.
+  A bad command line exits with 2; a run's ValueError, OSError or ImportError
+  (an extra is missing) with 1. Each writes one line to stderr; `--traceback`
+  shows where it came from. Other exceptions are bugs and keep their traceback.
 
   Args:
     config_class: dataclass whose fields become the flags.
@@ -141,7 +141,7 @@ def main(
     fn(config)
   except KeyboardInterrupt:
     _fail('interrupted', _INTERRUPTED)
-  except (ValueError, OSError) as error:
+  except (ValueError, OSError, ImportError) as error:
     if values['traceback'].value:
       raise
     _fail(error, _FAILED)
