@@ -48,6 +48,7 @@ class Glimpse:
   response: Array  # i32 [B, T]
   length: Array  # i32 [B]
   reward: Array  # f32 [B]
+  logp: Array  # f32 [B, T]
 
 
 class Step(NamedTuple):
@@ -202,7 +203,10 @@ class _Engine:
 
 def _glimpse(rollout: Rollout, rewards: Rewards) -> Glimpse:
   return Glimpse(
-    response=rollout.response, length=rollout.length, reward=rewards['task']
+    response=rollout.response,
+    length=rollout.length,
+    reward=rewards['task'],
+    logp=rollout.logp,
   )
 
 

