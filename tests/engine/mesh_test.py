@@ -128,7 +128,7 @@ def test_meshes(mesh):
 
 
 def test_micro_batches_on_a_mesh():
-  assert_same_step(taken(MESHES[1], microbatches=2), taken())
+  assert_same_step(taken(MESHES[2], microbatches=2), taken())
 
 
 @pytest.mark.parametrize('mesh', ['', MESHES[2]])
