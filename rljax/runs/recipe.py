@@ -192,7 +192,7 @@ def build(config: Config, make_method: Callable[[Any], Method]) -> Parts:
   mesh = sharding.make_mesh(config.mesh)
   task = task_lib.named(config.task, **config.options())
   model, params, tokenizer = _policy(config, task)
-  method = _method(config, make_method, tokenizer)
+  method = _method(config, make_method, task, tokenizer)
   host, judge, host_judge = _judge(config, task, tokenizer, method, mesh)
   if config.control == 'shuffled':
     judge = judging.shuffled(judge, config.seed)
@@ -242,21 +242,21 @@ def _policy(config: Config, task: task_lib.Task):
   return _small(config, tokenizer), None, tokenizer
 
 
-def _method(config, make_method, tokenizer) -> Method:
+def _method(config, make_method, task, tokenizer) -> Method:
   """Returns the experiment's method with what the flags say of every one."""
   return dataclasses.replace(
     make_method(config),
-    phase=config.phase(_stop_ids(config, tokenizer)),
+    phase=config.phase(_stop_ids(config, task, tokenizer)),
     epochs=config.epochs,
     minibatches=config.minibatches,
   )
 
 
-def _stop_ids(config, tokenizer) -> tuple[int, ...]:
+def _stop_ids(config, task, tokenizer) -> tuple[int, ...]:
   text = config.stop_text.replace('\\n', '\n')
   if not text:
     return tokenizer.stop_ids
-  ids = prompts.continuation('1', text, tokenizer)
+  ids = prompts.continuation(next(_looked(task)).answer, text, tokenizer)
   if len(ids) != 1:
     raise ValueError(
       f'--stop_text={config.stop_text!r} is {len(ids)} tokens, not one.'
@@ -285,6 +285,8 @@ def _loaders(config, task, tokenizer, prompt_len):
     return main, None
   source = traces(task, config.sft_traces, config.seed)
   traced = Traced(task, config.max_tokens)
+  for i in range(len(source)):
+    traced.encode(source[i], tokenizer)  # one that is too long shows now
   return main, make(source, config.sft_prompts, traced, config.seed)
 
 
