@@ -44,8 +44,11 @@ def reward(response, length):
   """Returns a reward that depends on both tokens and on stopping, f32 [B]."""
   first, second = response[:, 0], jnp.where(length > 1, response[:, 1], 0)
   both = (first == 2) & (second == 3)
-  return 1.0 * both + 0.5 * (first == 4) - 0.7 * (length == 1) + 0.3 * (
-    second == STOP
+  return (
+    1.0 * both
+    + 0.5 * (first == 4)
+    - 0.7 * (length == 1)
+    + 0.3 * (second == STOP)
   )
 
 
@@ -82,9 +85,7 @@ def exact():
 def sampled(advantage):
   """Returns the negative gradient of each of the batches, by leaf."""
   method = Method(
-    phase=sampling.Phase(
-      max_tokens=TOKENS, group_size=GROUP, stop_ids=(STOP,)
-    ),
+    phase=sampling.Phase(max_tokens=TOKENS, group_size=GROUP, stop_ids=(STOP,)),
     credit=grpo.credit(
       advantage,
       functools.partial(weights.constant, denominator=PROMPTS * GROUP),
