@@ -1,0 +1,135 @@
+"""Tests of the parts of a run: held-out problems, limits, tokenizers."""
+
+import dataclasses
+import re
+
+import grain
+import numpy as np
+import pytest
+
+from experiments import grpo, quickstart
+from rljax.data import tokenizers
+from rljax.runs import evaluation, recipe, run
+from rljax.tasks import task as task_lib
+from tests.runs import tiny
+
+
+def numbers(example):
+  """Returns the terms of a problem in no order."""
+  return tuple(sorted(re.findall(r'\d+', example.prompt)))
+
+
+@pytest.mark.parametrize('seed', [0, 1, 2])
+def test_the_quickstart_never_trains_on_held_out_problems(seed):
+  config = quickstart.Config(seed=seed)
+  task = task_lib.named(config.task, **config.options())
+  source = task.source('train')
+  held = recipe._held(
+    config, task, tokenizers.Characters(task.alphabet), 16, None
+  )
+  # Sums in both orders count once.
+  assert len({numbers(e) for e in held.examples[: held.count]}) >= 200
+  train = [source[i] for i in range(len(source))]
+  assert not {numbers(e) for e in held.examples} & {numbers(e) for e in train}
+  assert evaluation.overlap(train, held) == 0
+  assert evaluation.overlap([*train, held.examples[3]], held) == 1
+
+
+def test_traces_verify_and_are_few(tmp_path):
+  task = task_lib.named('arithmetic', reverse=True)
+  source = recipe.traces(task, 5, seed=0)
+  chosen = [source[i] for i in range(len(source))]
+  assert len({example.uid for example in chosen}) == 5
+  assert all(task.verify(e, e.trace) == 1 for e in chosen)
+
+
+def test_options_are_read():
+  config = grpo.Config(task_options='a:1,b:0.5,c:true,d:x:y,e:')
+  assert config.options() == {'a': 1, 'b': 0.5, 'c': True, 'd': 'x:y', 'e': ''}
+  with pytest.raises(ValueError, match="write 'a' as name:value"):
+    grpo.Config(task_options='a').options()
+
+
+@pytest.mark.parametrize(
+  'field,value,words',
+  [
+    ('steps', -1, '--steps=-1 is negative'),
+    ('prompts', 0, '--prompts=0 must be positive'),
+    ('temperature', 0.0, '--temperature=0.0 must be positive'),
+    ('processes', 2, 'needs --coordinator'),
+    ('process', 1, 'is not below --processes=1'),
+    ('learning_rate', float('nan'), 'is not a number'),
+    ('beta', -1.0, '--beta=-1.0 is negative'),
+  ],
+)
+def test_impossible_values(field, value, words):
+  with pytest.raises(ValueError, match=words):
+    dataclasses.replace(grpo.Config(), **{field: value}).validate()
+
+
+class Slow:
+  """A generator of which only a few problems can be made."""
+
+  name = 'reasoning_gym:slow'
+
+  def __init__(self):
+    self.made = 0
+
+  def source(self, split):
+    def make(index):
+      self.made += 1
+      prompt = 'x' * (8 if split == 'train' else 4)
+      return task_lib.Example(uid=index, prompt=prompt, answer='1')
+
+    return grain.MapDataset.range(10**6).map(make)
+
+
+def test_few_examples_of_a_slow_generator_are_made():
+  task = Slow()
+  text = ''.join(recipe._corpus(task))
+  assert set('x1aZ9 \n') <= set(text)
+  tokenizer = tokenizers.Characters(''.join(sorted(set(text))))
+  # A quarter more than the longest that was seen, which has 9 tokens.
+  assert recipe._limit(grpo.Config(), task, tokenizer) == 11
+  assert task.made <= 4 * 256
+
+
+def test_held_out_prompts_that_are_too_long(tmp_path):
+  tiny.problems(tmp_path)
+  lines = (tmp_path / 'test.jsonl').read_text()
+  long = '{"prompt": "abcabcabc=", "answer": "a"}\n'
+  (tmp_path / 'test.jsonl').write_text(lines + long)
+  task = task_lib.named(
+    f'jsonl:{tmp_path}/train.jsonl', test_path=f'{tmp_path}/test.jsonl'
+  )
+  tokenizer = tokenizers.Characters('abcd=')
+  sizes = {'problems': 99, 'batch': 4, 'seed': 0}
+  held = evaluation.hold(
+    task, tokenizer, prompt_len=5, long_prompts='skip', **sizes
+  )
+  assert held.count == 16
+  with pytest.raises(ValueError, match='has 11 tokens; the limit is 5'):
+    evaluation.hold(task, tokenizer, prompt_len=5, **sizes)
+  with pytest.raises(ValueError, match='All held-out prompts exceed 3 tokens'):
+    evaluation.hold(task, tokenizer, prompt_len=3, long_prompts='skip', **sizes)
+  padded = evaluation.hold(task, tokenizer, prompt_len=99, **sizes)
+  assert padded.count == 17 and len(padded.examples) == 20
+  uids = np.concatenate([b.prompts.uid for b in padded.batches])
+  assert len(set(uids.tolist())) == 17
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('tokenizer', ['sentencepiece', 'byte'])
+def test_the_quickstart_with_another_tokenizer(tmp_path, tokenizer):
+  def train(config):
+    return quickstart.loop.train(config, quickstart.method, quickstart.COMMAND)
+
+  flags = (
+    '--width=16 --layers=1 --prompts=8 --group_size=2 --max_tokens=8 --steps=2'
+    ' --sft_steps=2 --sft_traces=16 --sft_prompts=8 --eval_samples=2'
+    f' --eval_problems=8 --tokenizer={tokenizer} --workdir={tmp_path}'
+  )
+  run.main(quickstart.Config, train, ['quickstart.py', *flags.split()])
+  summary = tiny.summary(tmp_path)
+  assert summary['finished'] and summary['steps'] == 4
+  assert {'pass@1_rl', 'pass@2_sft', 'accuracy_rl'} <= summary.keys()

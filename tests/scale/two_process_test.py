@@ -1,0 +1,93 @@
+"""The same run in two processes, over loopback."""
+
+import os
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from rljax.runs import metrics, rollouts
+from tests.runs import tiny
+
+FLAGS = (
+  '--width=16 --heads=2 --layers=1 --prompts=8 --group_size=2 --max_tokens=5'
+  ' --steps=2 --eval_problems=8 --eval_every=0 --keep_rollouts=all'
+).split()
+
+
+def _port() -> int:
+  with socket.socket() as free:
+    free.bind(('127.0.0.1', 0))
+    return free.getsockname()[1]
+
+
+def run_all(workdir, *flags, processes=2, devices=1):
+  """Runs GRPO in several processes; returns what the first one wrote."""
+  command = [sys.executable, '-m', 'experiments.grpo', f'--workdir={workdir}']
+  command += [*FLAGS, *flags, f'--devices={devices}']
+  if processes > 1:
+    address = f'--coordinator=127.0.0.1:{_port()}'
+    command += [f'--processes={processes}', address]
+  environment = dict(os.environ, XLA_FLAGS='')
+  started = [
+    subprocess.Popen(
+      [*command, f'--process={i}'],
+      env=environment,
+      stdout=subprocess.PIPE,
+      stderr=subprocess.PIPE,
+      text=True,
+    )
+    for i in range(processes)
+  ]
+  outputs = [process.communicate(timeout=280) for process in started]
+  for process, (_, error) in zip(started, outputs, strict=True):
+    assert process.returncode == 0, error[-3000:]
+  return [out for out, _ in outputs]
+
+
+def assert_run(workdir, outputs):
+  assert 'summary:' in outputs[0]
+  rl = [row for row in metrics.read(workdir) if row['stage'] == 'rl']
+  assert [row['step'] for row in rl] == [1, 2]
+  assert all(row['nonfinite'] == 0 for row in rl)
+  kept = rollouts.read(workdir)
+  assert kept['response'].shape[:2] == (2, 16)
+  got = kept['reward'].mean(axis=1)
+  assert list(got) == pytest.approx([row['reward/task'] for row in rl])
+  assert (workdir / 'checkpoints' / '2').is_dir()
+  assert tiny.summary(workdir)['finished']
+  return kept
+
+
+def test_a_device_verifier_in_two_processes(tmp_path):
+  outputs = run_all(tmp_path, '--task=arithmetic')
+  assert_run(tmp_path, outputs)
+  assert outputs[1] == ''
+
+
+@pytest.mark.slow
+def test_two_processes_draw_what_one_draws(tmp_path):
+  flags = ('--task=arithmetic', '--steps=1')
+  kept = []
+  for processes, devices in ((1, 4), (2, 2)):
+    workdir = tmp_path / str(processes)
+    run_all(workdir, *flags, processes=processes, devices=devices)
+    kept.append(rollouts.read(workdir))
+  for name in ('uid', 'prompt', 'response', 'reward'):
+    assert (kept[0][name] == kept[1][name]).all(), name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('processes,devices', [(1, 8), (2, 2)])
+def test_a_host_verifier(tmp_path, processes, devices):
+  flags = tiny.problems(tmp_path)
+  workdir = tmp_path / 'run'
+  outputs = run_all(workdir, *flags, processes=processes, devices=devices)
+  assert_run(workdir, outputs)
+
+
+@pytest.mark.slow
+def test_a_device_verifier_on_eight_devices(tmp_path):
+  outputs = run_all(tmp_path, '--task=arithmetic', processes=1, devices=8)
+  assert_run(tmp_path, outputs)
