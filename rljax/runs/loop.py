@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rljax.core.types import Batch, TrainState
+from rljax.core.types import Batch, Params, TrainState
 from rljax.data import prompts
 from rljax.engine import sharding, step
 from rljax.engine.method import Method
