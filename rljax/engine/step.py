@@ -116,21 +116,26 @@ class _Engine:
       state, metrics = self._update(state, targets, reading)
     else:
       state, metrics = self._updates(state, targets)
-    return dataclasses.replace(state, step=state.step + 1), metrics
+    state = dataclasses.replace(state, step=state.step + 1)
+    if self.mesh is not None:
+      # Left to propagation, norms came back split: the next step compiled anew.
+      state = jax.lax.with_sharding_constraint(
+        state, state_shardings(state, self.mesh)
+      )
+    return state, metrics
 
   def advance(self, state: TrainState, rollout: Rollout, rewards: Rewards):
     """Credit and learn, reading the policy once where one update allows."""
     reading = policy = None
     if self.method.updates == 1 and self.microbatches == 1:
-      reading = functools.cache(
-        lambda: learning.differentiate(
-          self.models['policy'], state.params['policy'], rollout
-        )
+      read = functools.partial(
+        learning.differentiate,
+        self.models['policy'],
+        state.params['policy'],
+        rollout,
       )
-
-      def policy():
-        return self._scores('policy', *reading()[:2], rollout)
-
+      reading = functools.cache(read)
+      policy = functools.partial(self._reread, reading, rollout)
     targets = self.credit(state, rollout, rewards, policy)
     state, metrics = self.learn(state, targets, reading)
     return state, {**metrics, **observe(rollout, rewards, targets)}
@@ -149,6 +154,9 @@ class _Engine:
     params = {**state.frozen, **state.params}[name]
     model = self.models.get(name, self.models['policy'])
     return self._scores(name, *scoring.read(model, params, rollout), rollout)
+
+  def _reread(self, reading, rollout: Rollout) -> Scores:
+    return self._scores('policy', *reading()[:2], rollout)
 
   def _scores(self, name, hidden, weight, rollout) -> Scores:
     model = self.models.get(name, self.models['policy'])
@@ -393,7 +401,7 @@ def init_state(
 
 def state_shardings(state: TrainState, mesh: Mesh) -> TrainState:
   """Returns the sharding of each array of a state."""
-  whole = NamedSharding(mesh, PartitionSpec())
+  whole: Any = NamedSharding(mesh, PartitionSpec())
 
   def place(tree):
     return rules.shardings(tree, mesh, rules.TRAIN)
