@@ -156,7 +156,8 @@ class _Engine:
     return self._scores(name, *scoring.read(model, params, rollout), rollout)
 
   def _reread(self, reading, rollout: Rollout) -> Scores:
-    return self._scores('policy', *reading()[:2], rollout)
+    hidden, weight, _ = reading()
+    return self._scores('policy', hidden, weight, rollout)
 
   def _scores(self, name, hidden, weight, rollout) -> Scores:
     model = self.models.get(name, self.models['policy'])

@@ -47,18 +47,17 @@ def shared(q: Array, k: Array, v: Array, valid: Array, *, group: int) -> Array:
     [P, S + G * T, H, d].
   """
   lines, size = valid.shape
-  head = [x[:, :size] for x in (q, k, v)]
+  first = causal(q[:, :size], k[:, :size], v[:, :size], valid)
+  prompt = _Shared(k[:, :size].swapaxes(1, 2), v[:, :size].swapaxes(1, 2))
 
   def rows(x):
     return x[:, size:].reshape(lines * group, -1, *x.shape[2:])
 
   q, k, v = rows(q), rows(k), rows(v)
-  first = causal(*head, valid)
   q = _group(q, k.shape[2])
   length = k.shape[1]
   seen = jnp.tril(jnp.ones((1, 1, 1, length, length), bool))
   own = _scores(q, k.swapaxes(1, 2), seen)
-  prompt = _Shared(head[1].swapaxes(1, 2), head[2].swapaxes(1, 2))
   parts = [(own, v.swapaxes(1, 2)), (prompt.scores(q, valid), prompt)]
   rest = _ungroup(_merge(parts, q.dtype))
   return jnp.concatenate([first, rest.reshape(lines, -1, *rest.shape[2:])], 1)
@@ -169,7 +168,7 @@ def _merge(parts, dtype):
     # `initial` lets a part be empty: a prompt of one token has no cache.
     part = jnp.max(scores, axis=-1, keepdims=True, initial=_NEVER)
     top = jnp.maximum(top, jax.lax.stop_gradient(part))
-  total, out = 0.0, 0.0
+  total = out = jnp.float32(0)
   for scores, v in parts:
     weights = jnp.exp(scores - top)
     total += jnp.sum(weights, axis=-1, keepdims=True)

@@ -50,7 +50,7 @@ def hold(
   Raises:
     ValueError: the split is empty, or a prompt is too long.
   """
-  source = task.source('test')
+  source: Any = task.source('test')
   if not len(source):
     raise ValueError(f'Task {task.name!r} has no held-out problems.')
   order = np.random.default_rng(seed).permutation(len(source))[:problems]

@@ -371,7 +371,7 @@ def _looked(task: task_lib.Task) -> Iterator[task_lib.Example]:
   """Yields examples of both splits."""
   limit = _GLANCE if _slow(task) else _LOOK
   for split in task_lib.SPLITS:
-    source = task.source(split)
+    source: Any = task.source(split)
     yield from (source[i] for i in range(min(len(source), limit)))
 
 
@@ -404,7 +404,7 @@ def traces(task: task_lib.Task, count: int, seed: int) -> Any:
   Raises:
     ValueError: if the task has too few, or one does not verify.
   """
-  source = task.source('train')
+  source: Any = task.source('train')
   order = np.random.default_rng(seed).permutation(len(source))
   chosen = [int(i) for i in order if source[int(i)].trace][:count]
   if len(chosen) < count:

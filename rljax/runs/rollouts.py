@@ -148,9 +148,10 @@ def _store(
   path: pathlib.Path, shape: tuple[int, ...], dtype: Any, parts: int
 ) -> tensorstore.TensorStore:
   """Opens or makes a store with a chunk for each step and process."""
-  if len(shape) > 1 and shape[1] % parts:
-    raise ValueError(f'{path.name}: {parts} processes cannot share {shape[1]}')
-  chunk = [1, shape[1] // parts, *shape[2:]]
+  _, rows, *rest = shape
+  if rows % parts:
+    raise ValueError(f'{path.name}: {parts} processes cannot share {rows}')
+  chunk = [1, rows // parts, *rest]
   assert math.prod(chunk), f'{path.name} is empty'
   return tensorstore.open(
     _spec(path),

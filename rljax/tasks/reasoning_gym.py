@@ -15,6 +15,7 @@ import contextlib
 import dataclasses
 import functools
 import hashlib
+import importlib
 import io
 import json
 from typing import TYPE_CHECKING, Any
@@ -189,10 +190,9 @@ class ReasoningGym:
 def _factory() -> Any:
   """Returns the module that knows all generators."""
   try:
-    from reasoning_gym import factory
+    return importlib.import_module('reasoning_gym.factory')
   except ImportError:
     raise task.missing('reasoning_gym') from None
-  return factory
 
 
 def _plain(value: Any) -> Any:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 import functools
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -73,7 +74,8 @@ def vocab_stats(
     )
   else:
     options = xla.Options(softcap, valid, layout and layout.vocab, block)
-    found = _recomputed(hidden, unembed, targets, inverse, options, layout)
+    args = (hidden, unembed, targets, inverse, options, layout)
+    found = cast(dict[str, jax.Array], _recomputed(*args))
   return {name: found[name] for name in want}
 
 
@@ -123,11 +125,12 @@ def token_loss(
     return run(*args)
   rows, vocab = PartitionSpec(layout.rows), PartitionSpec(layout.vocab)
   none = PartitionSpec()
+  out_specs: Any = (none, none, rows, vocab, rows)
   return jax.shard_map(
     functools.partial(run, rows=layout.rows),
     mesh=layout.mesh,
     in_specs=(rows, vocab, rows, rows, rows, rows),
-    out_specs=xla.Sums(none, none, rows, vocab, rows),
+    out_specs=xla.Sums(*out_specs),
     check_vma=False,
   )(*args)
 
@@ -171,7 +174,7 @@ def _recomputed_fwd(hidden, unembed, targets, inverse, options, layout):
 
 
 def _recomputed_bwd(options, layout, saved, cotangent):
-  run = functools.partial(_backward, options=options)
+  run: Any = functools.partial(_backward, options=options)
   if layout is not None:
     rows, vocab = PartitionSpec(layout.rows), PartitionSpec(layout.vocab)
     # The rule lies outside shard_map: inside it, cotangents of replicated
