@@ -122,11 +122,15 @@ def test_micro_batches_add_up():
   assert_same_step(taken(microbatches=4), taken())
 
 
-@pytest.mark.parametrize('mesh', MESHES)
+@pytest.mark.parametrize(
+  'mesh',
+  [pytest.param(m, marks=pytest.mark.slow) for m in MESHES[:2]] + [MESHES[2]],
+)
 def test_meshes(mesh):
   assert_same_step(taken(mesh), taken())
 
 
+@pytest.mark.slow
 def test_micro_batches_on_a_mesh():
   assert_same_step(taken(MESHES[2], microbatches=2), taken())
 
