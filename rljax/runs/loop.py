@@ -10,6 +10,8 @@ import dataclasses
 import functools
 import math
 import pathlib
+import resource
+import sys
 import time
 from typing import Any
 
@@ -365,6 +367,7 @@ class _Run:
       'steps': self.done,
       'seconds': self._seconds(),
       'cpu_seconds': self._cpu_seconds(),
+      'peak_rss_mb': _peak_rss_mb(),
       'held_out': self.parts.held.count,
       'control': self.config.control,
       'workdir': str(self.config.workdir),
@@ -403,6 +406,12 @@ class _Silent:
 
   def position(self) -> dict[str, int]:
     return {}
+
+
+def _peak_rss_mb() -> float:
+  """Returns the most memory this process has held, in MB."""
+  peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+  return peak / 1e6 if sys.platform == 'darwin' else peak / 1e3
 
 
 def _anyone(asked: bool) -> bool:
