@@ -25,7 +25,7 @@ def load(
 
   Raises:
     ValueError: if the name is unknown.
-    RuntimeError: if the weights cannot be fetched.
+    ConnectionError: if the weights cannot be fetched.
   """
   if name not in NAMES:
     raise ValueError(

