@@ -217,6 +217,44 @@ def _unit_logp(params, rollout):
   return scoring.scores(training.MODEL, hidden, weight, rollout, None).logp
 
 
+class ProgramsTest(parameterized.TestCase):
+  """The form that `run` takes."""
+
+  def test_a_judge_on_the_host(self):
+    def judge(rollout):
+      length = np.asarray(rollout.length)  # fails while tracing
+      rewards = np.asarray(training.judge(rollout)['task'])
+      return {'task': np.where(length > 0, rewards, np.nan)}
+
+    step = training.make_with(judge, host_judge=True)
+    found = step.run(training.state(), training.batch())
+    state, metrics, glimpse = jax.device_get(found)
+    np.testing.assert_array_equal(glimpse.response, fused()[2].response)
+    np.testing.assert_array_equal(glimpse.reward, fused()[2].reward)
+    grads = fused()[0].opt_state.grads
+    training.assert_close_leaves(state.opt_state.grads, grads, CLOSE)
+    self.assertEqual(metrics['length'].total, fused()[1]['length'].total)
+
+  def test_a_device_judge_is_fused(self):
+    step = training.make()
+    self.assertIs(step.run, step.fused)
+
+  def test_trimmed_rows_keep_their_tokens(self):
+    rollout, _ = training.rollout()
+    short = step_lib.trim(rollout, 5)
+    for name in ('response', 'mask', 'logp', 'version', 'unit'):
+      np.testing.assert_array_equal(
+        getattr(short, name), getattr(rollout, name)[:, :5]
+      )
+    for name in ('prompts', 'length', 'groups', 'data', 'temperature'):
+      pairs = zip(
+        *(jax.tree.leaves(getattr(x, name)) for x in (short, rollout)),
+        strict=True,
+      )
+      for x, y in pairs:
+        np.testing.assert_array_equal(x, y)
+
+
 class GuardTest(parameterized.TestCase):
   """Missing rewards and non-finite losses, through the fused program."""
 

@@ -82,10 +82,19 @@ def method(**changes) -> method_lib.Method:
 @functools.cache
 def make(mesh: str = '', microbatches: int = 1, **changes) -> step_lib.Step:
   """Returns a step; '' is one device. Equal calls share their programs."""
-  return step_lib.make_step(
-    method(**changes), {'policy': MODEL}, keeping(), judge, prompts=PROMPTS,
+  return make_with(
+    judge,
+    method(**changes),
     mesh=sharding.make_mesh(mesh) if mesh else None,
-    microbatches=microbatches, total_steps=10,
+    microbatches=microbatches,
+  )
+
+
+def make_with(judge, given=None, **options) -> step_lib.Step:
+  """Returns a step with this judge, of GRPO with a KL penalty or `given`."""
+  return step_lib.make_step(
+    given or method(), {'policy': MODEL}, keeping(), judge, prompts=PROMPTS,
+    total_steps=10, **options,
   )  # fmt: skip
 
 
