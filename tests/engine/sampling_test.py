@@ -209,9 +209,13 @@ class EndTest(parameterized.TestCase):
 
 
 class Counting(decoder.Model):
-  """A model that reports each decoded token."""
+  """A model that reports each decoded token and each cache segment."""
 
-  seen = []
+  seen, made = [], []
+
+  def empty(self, rows, size):
+    jax.debug.callback(lambda: self.made.append(size))
+    return super().empty(rows, size)
 
   def decode(self, params, layers, token, step, *rest):
     jax.debug.callback(lambda step: self.seen.append(int(step)), step)
@@ -255,10 +259,13 @@ class CacheTest(parameterized.TestCase):
 
     for limit in ([0, 0], [1, 3], [8, 0], [2, 9], [16, 5]):
       Counting.seen.clear()
+      Counting.made.clear()
       rollout = run(jnp.array(limit))
       jax.effects_barrier()
       np.testing.assert_array_equal(rollout.length, limit)
       self.assertEqual(sorted(Counting.seen), list(range(max(limit))))
+      # A segment that nobody reaches is not even filled with zeros.
+      self.assertLen(Counting.made, 1 + (max(limit) > 8))
 
 
 class RandomnessTest(parameterized.TestCase):
