@@ -21,7 +21,8 @@ LIMITS: Mapping[str, float] = {
   'kernels': 3.0,
   'models': 2.0,
   'engine': 3.0,
-  'runs': 2.0,
+  'runs': 3.5,
+  'scale': 2.0,
   TOTAL: 12.0,
 }
 # Folders without a line of their own.
