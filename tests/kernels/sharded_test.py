@@ -7,7 +7,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 import numpy as np
 
 import rljax_kernels
-from tests.kernels import oracle, token_loss_test
+from tests.kernels import oracle, token_losses
 
 N, D, V = 48, 8, 96
 
@@ -58,7 +58,7 @@ class ShardedTest(parameterized.TestCase):
   def test_token_loss(self, *spec):
     layout = layout_of(*spec)
     c = oracle.case(N, D, V, valid=90)
-    weight, data = token_loss_test.inputs(N, dead=0.0)
+    weight, data = token_losses.inputs(N, dead=0.0)
     # Some shards of the rows hold three blocks, some one, most none.
     weight[5:40] = weight[41:] = 0.0
     data = {k: np.where(weight == 0, np.nan, x) for k, x in data.items()}
@@ -66,12 +66,12 @@ class ShardedTest(parameterized.TestCase):
     @jax.jit
     def run(h, w, t, weight, data):
       return rljax_kernels.token_loss(
-        token_loss_test.objective, h, w, t, weight, data,
+        token_losses.objective, h, w, t, weight, data,
         **c.options, layout=layout, block=2,
       )  # fmt: skip
 
     sums = run(*split(layout, c), weight, data)
-    token_loss_test.compare(c, weight, data, sums)
+    token_losses.compare(c, weight, data, sums)
     wanted = NamedSharding(layout.mesh, PartitionSpec(layout.vocab))
     self.assertTrue(sums.d_unembed.sharding.is_equivalent_to(wanted, 2))
 

@@ -8,75 +8,27 @@ import jax.numpy as jnp
 import numpy as np
 
 import rljax_kernels
-from tests.kernels import oracle
-
-
-def objective(stats, data):
-  """Uses every statistic and its data, unevenly."""
-  ratio = jnp.exp(0.1 * (stats['logp'] - data['old']))
-  total = ratio * data['a'] + 0.3 * stats['entropy'] + 0.05 * stats['lse']
-  return total, {'ratio': ratio, 'entropy': stats['entropy']}
-
-
-def expected(c, weight, data):
-  """Returns loss, sums, d hidden and d unembed of `objective`, in float64."""
-  live = weight != 0
-  s = oracle.stats(c)
-  old, a = (np.where(live, data[k], 0.0) for k in ('old', 'a'))
-  ratio = np.exp(0.1 * (s['logp'] - old))
-  value = ratio * a + 0.3 * s['entropy'] + 0.05 * s['lse']
-  sums = {'ratio': ratio[live].sum(), 'entropy': s['entropy'][live].sum()}
-  slopes = {
-    'logp': -weight * 0.1 * ratio * a,
-    'entropy': -weight * 0.3,
-    'lse': -weight * 0.05,
-  }
-  return -(weight * value)[live].sum(), sums, *oracle.gradients(c, slopes)
-
-
-def inputs(n, dead):
-  """Returns weights and data; data at dead tokens is NaN and infinite."""
-  r = np.random.default_rng(n)
-  live = r.uniform(size=n) >= dead
-  weight = np.where(live, r.normal(size=n), 0.0).astype(np.float32)
-  old = np.where(live, -r.uniform(0, 3, n), np.nan).astype(np.float32)
-  a = np.where(live, r.normal(size=n), np.inf).astype(np.float32)
-  return weight, {'old': old, 'a': a}
+from tests.kernels import oracle, token_losses
 
 
 @functools.partial(jax.jit, static_argnames=('softcap', 'valid', 'block'))
 def compute(hidden, unembed, targets, weight, data, **options):
   return rljax_kernels.token_loss(
-    objective, hidden, unembed, targets, weight, data, **options
+    token_losses.objective, hidden, unembed, targets, weight, data, **options
   )
-
-
-def compare(c, weight, data, sums, gradient=3e-5):
-  loss, aux, d_hidden, d_unembed = expected(c, weight, data)
-  scale = 1.0 + np.abs(weight).sum()
-  np.testing.assert_allclose(sums.loss, loss, atol=3e-6 * scale)
-  for name in aux:
-    np.testing.assert_allclose(sums.aux[name], aux[name], rtol=1e-5, atol=1e-5)
-  assert oracle.error(sums.d_hidden, d_hidden) <= gradient
-  assert oracle.error(sums.d_unembed, d_unembed) <= gradient
-  live = weight != 0
-  for name, wanted in oracle.stats(c).items():
-    wanted = np.where(live, wanted, 0.0)
-    np.testing.assert_allclose(sums.stats[name], wanted, atol=2e-5)
-  np.testing.assert_array_equal(sums.d_hidden[~live], 0)
 
 
 class TokenLossTest(parameterized.TestCase):
   @parameterized.parameters(*oracle.shapes(1))
   def test_values_and_gradients(self, index, n, d, v):
     c, block = oracle.varied(index, n, d, v)
-    weight, data = inputs(n, dead=(0.0, 0.4, 0.9)[index // 2 % 3])
+    weight, data = token_losses.inputs(n, dead=(0.0, 0.4, 0.9)[index // 2 % 3])
     sums = compute(*c.arrays, weight, data, block=block, **c.options)
-    compare(c, weight, data, sums)
+    token_losses.compare(c, weight, data, sums)
 
   def test_all_tokens_dead(self):
     c = oracle.case(12, 8, 50)
-    weight, data = inputs(12, dead=1.1)
+    weight, data = token_losses.inputs(12, dead=1.1)
     self.assertTrue(np.isnan(data['old']).all())
     sums = compute(*c.arrays, weight, data, block=5, **c.options)
     for x in jax.tree.leaves(sums):
@@ -84,7 +36,7 @@ class TokenLossTest(parameterized.TestCase):
 
   def test_hidden_of_dead_tokens_is_never_read(self):
     c = oracle.case(30, 8, 50)
-    weight, data = inputs(30, dead=0.5)
+    weight, data = token_losses.inputs(30, dead=0.5)
     poisoned = np.where((weight == 0)[:, None], np.nan, c.hidden)
     options = dict(block=7, **c.options)
     sums = compute(poisoned, *c.arrays[1:], weight, data, **options)
@@ -94,11 +46,11 @@ class TokenLossTest(parameterized.TestCase):
 
   def test_logits_of_60(self):
     c = oracle.case(40, 8, 1000, spread=20.0)
-    weight, data = inputs(40, dead=0.2)
+    weight, data = token_losses.inputs(40, dead=0.2)
     self.assertLess(oracle.stats(c)['logp'].min(), -104)  # exp is 0 there
     sums = compute(*c.arrays, weight, data, block=6, **c.options)
     # Logits near 60 carry an error of 4e-6 into each probability.
-    loss, _, d_hidden, d_unembed = expected(c, weight, data)
+    loss, _, d_hidden, d_unembed = token_losses.expected(c, weight, data)
     np.testing.assert_allclose(sums.loss, loss, 1e-4)
     self.assertLess(oracle.error(sums.d_hidden, d_hidden), 1e-4)
     self.assertLess(oracle.error(sums.d_unembed, d_unembed), 1e-4)
@@ -106,7 +58,7 @@ class TokenLossTest(parameterized.TestCase):
   def test_equals_differentiating_the_statistics(self):
     # Two programs that share no backward pass but one formula.
     c = oracle.case(50, 16, 200, softcap=6.0, valid=190)
-    weight, data = inputs(50, dead=0.0)
+    weight, data = token_losses.inputs(50, dead=0.0)
 
     @jax.jit
     @functools.partial(jax.value_and_grad, argnums=(0, 1))
@@ -114,7 +66,7 @@ class TokenLossTest(parameterized.TestCase):
       stats = rljax_kernels.vocab_stats(
         h, w, c.targets, **c.options, want=oracle.NAMES
       )
-      return -jnp.sum(weight * objective(stats, data)[0])
+      return -jnp.sum(weight * token_losses.objective(stats, data)[0])
 
     loss, grads = whole(c.hidden, c.unembed)
     sums = compute(*c.arrays, weight, data, block=9, **c.options)
@@ -124,7 +76,7 @@ class TokenLossTest(parameterized.TestCase):
 
   def test_under_vmap(self):
     cases = [oracle.case(11, 8, 50, seed=i) for i in range(3)]
-    given = [inputs(11, dead) for dead in (0.0, 0.5, 1.1)]
+    given = [token_losses.inputs(11, dead) for dead in (0.0, 0.5, 1.1)]
     arrays = [
       (*c.arrays, c.temperature, *x) for c, x in zip(cases, given, strict=True)
     ]
@@ -132,22 +84,24 @@ class TokenLossTest(parameterized.TestCase):
 
     def one(h, w, t, i, weight, data):
       return rljax_kernels.token_loss(
-        objective, h, w, t, weight, data, temperature=i, block=4
+        token_losses.objective, h, w, t, weight, data, temperature=i, block=4
       )
 
     sums = jax.jit(jax.vmap(one))(*arrays)
     for i, c in enumerate(cases):
-      compare(c, *given[i], jax.tree.map(lambda x, i=i: x[i], sums))
+      token_losses.compare(
+        c, *given[i], jax.tree.map(lambda x, i=i: x[i], sums)
+      )
 
   def test_bfloat16(self):
     c = oracle.case(64, 64, 1000)
     rounded = oracle.bfloat16(c)
-    weight, data = inputs(64, dead=0.3)
+    weight, data = token_losses.inputs(64, dead=0.3)
     sums = compute(*rounded.arrays, weight, data, block=16, **rounded.options)
     self.assertEqual(sums.d_unembed.dtype, jnp.bfloat16)
     self.assertEqual(sums.loss.dtype, jnp.float32)
     # Gradients are rounded to 8 bits, once as logits and once as a result.
-    compare(rounded, weight, data, sums, gradient=5e-3)
+    token_losses.compare(rounded, weight, data, sums, gradient=5e-3)
 
 
 class MemoryTest(parameterized.TestCase):
@@ -182,6 +136,6 @@ class MemoryTest(parameterized.TestCase):
 
   def test_token_loss(self):
     c = oracle.case(self.N, self.D, self.V)
-    weight, data = inputs(self.N, dead=0.0)
+    weight, data = token_losses.inputs(self.N, dead=0.0)
     run = functools.partial(compute, block=self.BLOCK)
     self.check(run, *c.arrays, weight, data)
