@@ -6,6 +6,7 @@ from absl.testing import parameterized
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import rljax_kernels
 
@@ -198,6 +199,7 @@ class TruncationTest(parameterized.TestCase):
     share = np.bincount(token, minlength=len(p))[stays] / len(token)
     np.testing.assert_allclose(share, p[stays] / kept, atol=0.01)
 
+  @pytest.mark.slow
   @parameterized.parameters(
     dict(top_k=17), dict(top_p=0.6), dict(min_p=0.1), dict(top_k=40, top_p=0.8)
   )

@@ -20,7 +20,7 @@ LIMITS: Mapping[str, float] = {
   'objectives': 1.0,
   'kernels': 3.0,
   'models': 2.0,
-  'engine': 3.0,
+  'engine': 4.0,
   'runs': 3.5,
   'scale': 2.0,
   TOTAL: 12.0,
