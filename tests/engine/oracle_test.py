@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from rljax.core import types
-from rljax.engine import grpo, sampling, scoring
+from rljax.engine import grpo, sampling, scoring, supervised
 from rljax.engine import method as method_lib
 from rljax.engine import step as step_lib
 from rljax.models import decoder
@@ -177,19 +177,15 @@ class OracleTest(absltest.TestCase):
       self.assertGreater(np.abs(leaf).max(), 1e-4)
 
   def test_scorer_agrees_with_enumeration(self):
-    size = len(TOKENS)
-    given = prompts(1)
-    hidden = MODEL.hidden(small.params(config=CONFIG), given, TOKENS)
-    rollout = jax.eval_shape(make().sample, start(), types.Batch(
-      prompts=given, data={}
-    ))  # fmt: skip
-    rollout = dataclasses.replace(
-      rollout, prompts=given, response=jnp.asarray(TOKENS),
-      temperature=jnp.ones(size),
-    )  # fmt: skip
-    read = scoring.scores(
-      MODEL, hidden, small.params(config=CONFIG)['embed'], rollout, None
-    )
+    given = types.Batch(prompts=prompts(len(TOKENS)), data={})
+    rollout = supervised.given(given, jnp.asarray(TOKENS), jnp.asarray(LENGTH))
+
+    @jax.jit
+    def read(params):
+      hidden, weight = scoring.read(MODEL, params, rollout)
+      return scoring.scores(MODEL, hidden, weight, rollout, None)
+
+    read = read(small.params(config=CONFIG))
     mask = np.arange(LIMIT)[None] < LENGTH[:, None]
     found = np.exp((np.asarray(read.logp) * mask).sum(axis=1))
     np.testing.assert_allclose(found, exact().probability, rtol=1e-5)

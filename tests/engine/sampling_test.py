@@ -103,9 +103,8 @@ class AgreementTest(parameterized.TestCase):
     params = small.params(config=config)
     phase = dataclasses.replace(FREE, greedy=True)
     rollout = small.sample(params, small.batch(), phase, config=config)
-    hidden = decoder.Model(config).hidden(
-      params, rollout.prompts, rollout.response
-    )
+    read = jax.jit(decoder.Model(config).hidden)
+    hidden = read(params, rollout.prompts, rollout.response)
     z = np.float64(hidden) @ np.float64(params['embed']).T
     self.assertGreater((z.argmax(-1) > 20).mean(), 0.1)
     z = z[..., :21]
@@ -234,7 +233,7 @@ class CacheTest(parameterized.TestCase):
     self.assertEqual(sampling.segments(total, first), wanted)
 
   def test_segments_and_padding_do_not_change_tokens(self):
-    phase = dataclasses.replace(PHASE, segment=5)
+    phase = dataclasses.replace(PHASE, segment=12)
     batch = small.batch()
     rollout = small.sample(small.params(), small.widen(batch, 5), phase)
     small.assert_same_tokens(
@@ -312,7 +311,7 @@ class RandomnessTest(parameterized.TestCase):
     batch = small.batch(uid=[7] * 8 + [8] * 8)
     tokens = batch.prompts.tokens[:1].repeat(16, 0)
     prompts = dataclasses.replace(
-      batch.prompts, tokens=tokens, length=jnp.full(16, 6)
+      batch.prompts, tokens=tokens, length=jnp.full(16, 6, jnp.int32)
     )
     batch = dataclasses.replace(batch, prompts=prompts)
     found = [

@@ -5,6 +5,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 import numpy as np
+import pytest
 
 from rljax.engine import sharding
 from rljax.engine import step as step_lib
@@ -88,6 +89,7 @@ class PlaceTest(parameterized.TestCase):
     self.assertIs(sharding.constrain_rows(params, None), params)
     self.assertIs(sharding.constrain_params(params, None, rules.TRAIN), params)
 
+  @pytest.mark.slow
   def test_a_fresh_state_is_created_where_it_lives(self):
     # Bit-equal to one device, with no array whole on any.
     model = decoder.Model(small.SHALLOW)

@@ -92,12 +92,16 @@ def sample(
 
 def uniforms(batch, phase=PHASE, step=0, key=KEY) -> np.ndarray:
   """Returns the uniform of each row and position, f32 [B, T]."""
-  keys = sampling.row_keys(
-    jax.random.key(key), step, phase.number, batch.prompts.uid, phase.group_size
-  )
-  at = jnp.arange(phase.max_tokens)
+  sizes = phase.group_size, phase.max_tokens
+  uid = batch.prompts.uid
+  return np.asarray(_uniforms(key, step, phase.number, uid, *sizes))
+
+
+@functools.partial(jax.jit, static_argnums=(4, 5))
+def _uniforms(key, step, phase, uid, group, size):
+  keys = sampling.row_keys(jax.random.key(key), step, phase, uid, group)
   fold = jax.vmap(jax.vmap(jax.random.fold_in, (None, 0)), (0, None))
-  return np.asarray(jax.vmap(jax.vmap(jax.random.uniform))(fold(keys, at)))
+  return jax.vmap(jax.vmap(jax.random.uniform))(fold(keys, jnp.arange(size)))
 
 
 def gaps(params, one, other, uniform, config=CONFIG) -> dict[int, float]:

@@ -28,9 +28,9 @@ def fused():
   )
 
 
-@functools.cache
-def learned():
-  return training.learn(training.make())
+def whole():
+  """Returns the same step as what it learned."""
+  return training.Result(policy(), *fused()[:2])
 
 
 def uniforms():
@@ -44,35 +44,50 @@ def policy():
 class FormsTest(parameterized.TestCase):
   """One program, two programs, micro-batches: the same numbers."""
 
-  def test_fused_is_the_two_programs(self):
-    state, metrics, glimpse = fused()
+  def test_the_sampler_alone(self):
+    _, _, glimpse = fused()
     rollout, rewards = training.rollout()
     np.testing.assert_array_equal(glimpse.response, rollout.response)
     np.testing.assert_array_equal(glimpse.length, rollout.length)
     np.testing.assert_array_equal(glimpse.reward, rewards['task'])
-    two = learned()
-    training.assert_close_leaves(state.opt_state.grads, two.grads, CLOSE)
-    loss = float(metrics['loss'].total)
-    self.assertAlmostEqual(loss, two.mean('loss'), delta=CLOSE * abs(loss))
-    self.assertEqual(set(metrics), set(two.metrics))
+
+  def test_four_microbatches_and_a_judge_on_the_host(self):
+    def judge(rollout):
+      length = np.asarray(rollout.length)  # fails while tracing
+      rewards = np.asarray(training.judge(rollout)['task'])
+      return {'task': np.where(length > 0, rewards, np.nan)}
+
+    step = training.make_with(judge, host_judge=True, microbatches=4)
+    found = step.run(training.state(), training.batch())
+    state, metrics, glimpse = jax.device_get(found)
+    one = fused()
+    for name in ('response', 'length', 'reward'):
+      found, wanted = getattr(glimpse, name), getattr(one[2], name)
+      np.testing.assert_array_equal(found, wanted)
+    grads = state.opt_state.grads
+    training.assert_close_leaves(grads, whole().grads, CLOSE)
+    self.assertEqual(set(metrics), set(one[1]))
+    for name, wanted in one[1].items():
+      pairs = zip(*map(jax.tree.leaves, (metrics[name], wanted)), strict=True)
+      for x, y in pairs:
+        close = CLOSE if name in ('loss', 'grad_norm') else 1e-4
+        np.testing.assert_allclose(x, y, rtol=close, atol=1e-5, err_msg=name)
     self.assertEqual(int(state.step), 1)
     self.assertEqual(int(state.update), 1)
 
-  def test_four_microbatches(self):
-    parts = training.learn(training.make(microbatches=4))
-    whole = learned()
-    training.assert_close_leaves(parts.grads, whole.grads, CLOSE)
-    for name, wanted in whole.metrics.items():
-      for x, y in zip(
-        *map(jax.tree.leaves, (parts.metrics[name], wanted)), strict=True
-      ):
-        np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-5, err_msg=name)
+  @pytest.mark.slow
+  def test_two_programs(self):
+    two = training.learn(training.make())
+    training.assert_close_leaves(two.grads, whole().grads, CLOSE)
+    self.assertEqual(set(two.metrics), set(whole().metrics))
+    loss = whole().mean('loss')
+    self.assertAlmostEqual(two.mean('loss'), loss, delta=CLOSE * abs(loss))
 
   def test_the_gradient_has_a_size(self):
     # Otherwise everything above would agree on nothing.
-    for leaf in jax.tree.leaves(learned().grads):
+    for leaf in jax.tree.leaves(whole().grads):
       self.assertGreater(np.abs(leaf).max(), 1e-4)
-    self.assertGreater(learned().mean('kl/ref'), 1e-3)
+    self.assertGreater(whole().mean('kl/ref'), 1e-3)
 
 
 class MeshTest(parameterized.TestCase):
@@ -82,59 +97,55 @@ class MeshTest(parameterized.TestCase):
     fn = functools.partial(small.uniforms, phase=training.PHASE, key=3)
     np.testing.assert_array_equal(fn(batch), uniforms())
 
-  def test_rows_weights_and_vocabulary_split(self):
-    _check_mesh('data:2,fsdp:2,tensor:2')
+  def test_fused_over_rows_weights_and_vocabulary(self):
+    _check_fused('data:2,fsdp:2,tensor:2')
 
 
 @pytest.mark.slow
 class SlowMeshTest(parameterized.TestCase):
   @parameterized.parameters('data:8', 'data:4,fsdp:2')
-  def test_rows_and_weights_split(self, mesh):
-    _check_mesh(mesh)
+  def test_fused(self, mesh):
+    _check_fused(mesh)
 
   @parameterized.parameters('data:8', 'data:4,fsdp:2', 'data:2,fsdp:2,tensor:2')
-  def test_fused_too(self, mesh):
+  def test_two_programs(self, mesh):
     step = training.make(mesh)
     start, batch = training.state(mesh), training.batch()
-    found = step.fused(start, training.place(batch, mesh))
-    state, metrics, glimpse = jax.device_get(found)
+    rollout = jax.device_get(step.sampled(start, training.place(batch, mesh)))
     alone = training.rollout()[0]
-    seen = dataclasses.replace(alone, response=glimpse.response)
-    small.assert_same_tokens(policy(), alone, seen, uniforms())
-    # One row of 512 that left its twin moves the sums by its share.
-    same = (glimpse.response == alone.response).all()
-    close = CLOSE if same else 0.05
-    training.assert_close_leaves(state.opt_state.grads, learned().grads, close)
-    loss = float(metrics['loss'].total)
-    self.assertAlmostEqual(loss, learned().mean('loss'), delta=close * loss)
+    small.assert_same_tokens(policy(), alone, rollout, uniforms())
+    same = (rollout.response == alone.response).all(axis=1)
+    np.testing.assert_allclose(rollout.logp[same], alone.logp[same], atol=1e-5)
+    found = training.learn(step, mesh=mesh)
+    training.assert_close_leaves(found.grads, whole().grads, CLOSE)
 
   def test_microbatches_on_a_mesh(self):
     mesh = 'data:2,fsdp:2,tensor:2'
     found = training.learn(training.make(mesh, microbatches=4), mesh=mesh)
-    training.assert_close_leaves(found.grads, learned().grads, CLOSE)
+    training.assert_close_leaves(found.grads, whole().grads, CLOSE)
 
 
-def _check_mesh(mesh):
-  """Compares both programs on a mesh with those of one device."""
+def _check_fused(mesh):
+  """Compares two steps on a mesh with that of one device."""
   step = training.make(mesh)
-  start, batch = training.state(mesh), training.batch()
-  rollout = jax.device_get(step.sampled(start, training.place(batch, mesh)))
+  batch = training.place(training.batch(), mesh)
+  state, metrics, glimpse = step.fused(training.state(mesh), batch)
   alone = training.rollout()[0]
-  small.assert_same_tokens(policy(), alone, rollout, uniforms())
-  same = (rollout.response == alone.response).all(axis=1)
-  np.testing.assert_allclose(rollout.logp[same], alone.logp[same], atol=1e-5)
-  given = training.place(training.rollout(), mesh)
-  state, metrics = step.learned(start, *given)
+  seen = dataclasses.replace(alone, response=glimpse.response)
+  small.assert_same_tokens(policy(), alone, seen, uniforms())
+  # One row of 512 that left its twin would move the sums by its share.
+  same = np.array_equal(glimpse.response, alone.response)
+  close = CLOSE if same else 0.05
   grads = jax.device_get(state.opt_state.grads)
-  training.assert_close_leaves(grads, learned().grads, CLOSE)
+  training.assert_close_leaves(grads, whole().grads, close)
   loss = float(metrics['loss'].total)
-  np.testing.assert_allclose(loss, learned().mean('loss'), rtol=CLOSE)
+  np.testing.assert_allclose(loss, whole().mean('loss'), rtol=close)
   # The state is where it was planned to be, so nothing compiles again.
   wanted = step_lib.state_shardings(state, sharding.make_mesh(mesh))
   for x, place in zip(*map(jax.tree.leaves, (state, wanted)), strict=True):
     assert x.sharding.is_equivalent_to(place, x.ndim)
   with training.compilations() as found:
-    state, _ = step.learned(state, *given)
+    state, *_ = step.fused(state, batch)
   assert not found
   assert int(state.step) == 2
 
@@ -219,21 +230,6 @@ def _unit_logp(params, rollout):
 
 class ProgramsTest(parameterized.TestCase):
   """The form that `run` takes."""
-
-  def test_a_judge_on_the_host(self):
-    def judge(rollout):
-      length = np.asarray(rollout.length)  # fails while tracing
-      rewards = np.asarray(training.judge(rollout)['task'])
-      return {'task': np.where(length > 0, rewards, np.nan)}
-
-    step = training.make_with(judge, host_judge=True)
-    found = step.run(training.state(), training.batch())
-    state, metrics, glimpse = jax.device_get(found)
-    np.testing.assert_array_equal(glimpse.response, fused()[2].response)
-    np.testing.assert_array_equal(glimpse.reward, fused()[2].reward)
-    grads = fused()[0].opt_state.grads
-    training.assert_close_leaves(state.opt_state.grads, grads, CLOSE)
-    self.assertEqual(metrics['length'].total, fused()[1]['length'].total)
 
   def test_a_device_judge_is_fused(self):
     step = training.make()
@@ -320,7 +316,7 @@ class UpdatesTest(parameterized.TestCase):
       lambda new, old: (np.float64(new) - old) / rate,
       many.state.params['policy'], many.before,
     )  # fmt: skip
-    wanted = jax.tree.map(lambda g: -8 * g, learned().grads)
+    wanted = jax.tree.map(lambda g: -8 * g, whole().grads)
     # Parameters near 1 hold steps of 1e-4 to two digits.
     training.assert_close_leaves(moved, wanted, 3e-2)
     self.assertEqual(many.metrics['nonfinite'].count, 8)
@@ -330,7 +326,7 @@ class UpdatesTest(parameterized.TestCase):
     many = training.learn(self.step(), training.state(rate=3.0))
     self.assertGreater(many.mean('clip/high'), 1e-3)
     self.assertGreater(many.mean('clip/low'), 1e-3)
-    once = learned()
+    once = whole()
     self.assertEqual(once.mean('clip/high'), 0)
     # How far the policy is from the one that sampled shows as well.
     self.assertGreater(many.mean('mismatch/k3'), 1e-4)
@@ -357,9 +353,10 @@ ROW = row_grpo()
 class LossTest(parameterized.TestCase):
   def test_over_tokens_and_over_rows(self):
     rows = training.learn(training.make(loss=ROW))
-    training.assert_close_leaves(rows.grads, learned().grads, CLOSE)
-    self.assertAlmostEqual(rows.mean('loss'), learned().mean('loss'), places=6)
+    training.assert_close_leaves(rows.grads, whole().grads, CLOSE)
+    self.assertAlmostEqual(rows.mean('loss'), whole().mean('loss'), places=6)
 
+  @pytest.mark.slow
   def test_memory_follows_the_block_not_the_batch(self):
     config = dataclasses.replace(small.SHALLOW, vocab_size=5003)
     phase = sampling.Phase(max_tokens=32, group_size=64)
