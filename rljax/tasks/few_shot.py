@@ -7,8 +7,8 @@ A prompt shows solved problems and ends in the one to solve:
   2+9=
 
 A response is right if it is exactly the answer and then stops: no space, no
-leading zero, nothing after it. A line break stops it, and so do the model's own
-stop tokens, see `stop_ids`; the text of a response ends before its stop token.
+leading zero, nothing after it. Whoever samples makes the line break a stop
+token beside the model's own; the text of a response ends before its stop token.
 On the device tokens are compared, on the host text, which lacks special tokens:
 the two differ where a model writes one of those in the middle of an answer.
 """
@@ -175,18 +175,6 @@ class FewShot:
       answer=_answer(problem),
       trace=_answer(problem),
     )
-
-
-def stop_ids(tokenizer: tokenizers.Tokenizer) -> tuple[int, ...]:
-  """Returns the ids that end an answer: the line break, and the model's.
-
-  Raises:
-    ValueError: the tokenizer has no single token for a line break.
-  """
-  ids = prompts.continuation('1', '\n', tokenizer)
-  if len(ids) != 1:
-    raise ValueError(f'The tokenizer writes a line break as {len(ids)} tokens.')
-  return (*ids, *tokenizer.stop_ids)
 
 
 def _problems(part: str) -> Iterator[Problem]:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rljax.data import subwords, tokenizers
+from rljax.data import subwords
 from rljax.models.convert import gguf
 from rljax.tasks import few_shot, task
 from tests.tasks import rollouts
@@ -20,10 +20,11 @@ _judge = jax.jit(few_shot.FewShot().device_verify)
 
 
 def _tokenizer():
-  """Returns SmolLM2's tokenizer, of its first 320 tokens."""
+  """Returns SmolLM2's first 320 tokens; a line break stops too."""
   path = pathlib.Path(__file__).parents[1] / 'data' / 'tiny_llama.gguf'
   tokenizer = subwords.from_gguf(gguf.read(path).metadata)
-  return dataclasses.replace(tokenizer, stop_ids=few_shot.stop_ids(tokenizer))
+  stops = (*tokenizer.encode('\n'), *tokenizer.stop_ids)
+  return dataclasses.replace(tokenizer, stop_ids=stops)
 
 
 TOKENIZER = _tokenizer()
@@ -140,11 +141,6 @@ class ProblemsTest(parameterized.TestCase):
 
 
 class VerifierTest(parameterized.TestCase):
-  def test_stop_ids(self):
-    self.assertEqual(TOKENIZER.stop_ids, (198, 2, 0))
-    with self.assertRaisesRegex(ValueError, 'line break as 2 tokens'):
-      few_shot.stop_ids(_TwoTokens())
-
   @parameterized.parameters(
     ('11', True, 1),
     ('11', False, 0),
@@ -186,13 +182,6 @@ class VerifierTest(parameterized.TestCase):
 
   def test_validates(self):
     task.validate(few_shot.FewShot(parts=_ALL), 200)
-
-
-class _TwoTokens(tokenizers.Bytes):
-  """Writes a line break as two bytes."""
-
-  def encode(self, text):
-    return super().encode(text.replace('\n', '\r\n'))
 
 
 def _some_ids(gold, used, rng):
