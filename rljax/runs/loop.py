@@ -102,6 +102,9 @@ class _Run:
       if self.done == 0:
         self._evaluate('begin', state)
       while self.done < self.total:
+        if self.done == self.config.sft_steps and self._rl:
+          # Here, so that no caller keeps the state before it alive.
+          state = self._begin_rl(state)
         state = self._advance(state)
         stop = _anyone(interrupt.requested)
         if stop or self._due(self.config.checkpoint_every):
@@ -115,8 +118,6 @@ class _Run:
   # What one step is.
 
   def _advance(self, state: TrainState) -> TrainState:
-    if self.done == self.config.sft_steps and self._rl:
-      state = self._begin_rl(state)
     begun = time.monotonic()
     if self._rl:
       state, found = self._rl_step(state)
