@@ -36,11 +36,12 @@ def guarded_update(
   loss: Array,
   params: Any,
   opt_state: Any,
+  counted: Array | bool = True,
 ) -> tuple[Any, Any, Array, Array]:
   """Returns new parameters and optimizer state, gradient norm, and whether ok.
 
-  If the loss or the gradient is not finite, parameters and optimizer state
-  come back as they were.
+  If the loss or the gradient is not finite, or no token counted, parameters
+  and optimizer state come back as they were.
 
   Args:
     optimizer: any optax chain.
@@ -48,6 +49,8 @@ def guarded_update(
     loss: f32 [].
     params: what is trained.
     opt_state: of the optimizer.
+    counted: bool [], whether any token entered the loss. Without one the
+      gradient is 0, but momentum and weight decay would still move.
   """
   norm = optax.tree.norm(grads)
   ok = jnp.isfinite(norm) & jnp.isfinite(loss)
@@ -55,6 +58,7 @@ def guarded_update(
   new_params = optax.apply_updates(params, updates)
 
   def keep(new, old):
-    return jax.tree.map(lambda a, b: jnp.where(ok, a, b), new, old)
+    use = ok & counted
+    return jax.tree.map(lambda a, b: jnp.where(use, a, b), new, old)
 
   return keep(new_params, params), keep(new_state, opt_state), norm, ok

@@ -172,12 +172,13 @@ class _Engine:
       found = learning.accumulate(
         model, loss, params, targets, ctl, self.mesh, self.microbatches
       )
+    counted = jnp.any(targets.weight != 0)
     params, opt_state, norm, ok = optim.guarded_update(
-      self.optimizer, found.grads, found.loss, params, state.opt_state
+      self.optimizer, found.grads, found.loss, params, state.opt_state, counted
     )
     state = dataclasses.replace(
       state,
-      update=state.update + ok,
+      update=state.update + (ok & counted),
       params={**state.params, 'policy': params},
       opt_state=opt_state,
     )

@@ -198,3 +198,18 @@ class CreditTest(parameterized.TestCase):
     np.testing.assert_allclose(found.advantage[:4, 0], wanted, rtol=1e-4)
     kept = dataclasses.replace(assign(), rewards={}, observed={})
     np.testing.assert_array_equal(kept.advantage[4:], found.advantage[4:])
+
+  def test_an_empty_response_is_no_member_of_its_group(self):
+    # Its reward of 10 must not move those of the others.
+    empty = rollout()
+    empty = dataclasses.replace(
+      empty,
+      length=empty.length.at[1].set(0),
+      mask=empty.mask.at[1].set(0.0),
+    )
+    rewards = {'task': REWARDS['task'].at[1].set(10.0)}
+    found = grpo.credit()(empty, rewards, {}, CTL)
+    wanted = np.array([1, 0, -2, 1]) / 3 * np.sqrt(3)  # of 1, 0 and 1
+    np.testing.assert_allclose(found.advantage[:4, 0], wanted, rtol=1e-4)
+    np.testing.assert_array_equal(found.weight[1], 0)
+    self.assertAlmostEqual(float(found.weight.sum()), 1.0, places=6)

@@ -22,8 +22,18 @@ def targets() -> types.Targets:
   rollout, rewards = training.rollout()
   found = jax.jit(lambda *x: grpo.credit()(*x, {}, CTL))(rollout, rewards)
   rows = jnp.arange(rollout.length.size, dtype=jnp.float32)
+  # Columns of several numbers a row and a prompt must stay in one piece.
+  part = jnp.stack([rows, -rows, 2 * rows], axis=1)
+  answer = jnp.arange(2 * training.PROMPTS).reshape(-1, 2)
+  rollout = dataclasses.replace(
+    found.rollout, data={**found.rollout.data, 'answer': answer}
+  )
   return dataclasses.replace(
-    found, extra={'row': rows}, old_logp=found.rollout.logp
+    found,
+    rollout=rollout,
+    extra={'row': rows},
+    rewards={**rewards, 'parts': part},
+    old_logp=rollout.logp,
   )
 
 
@@ -37,9 +47,8 @@ class SelectTest(absltest.TestCase):
       np.testing.assert_array_equal(
         getattr(part, name), getattr(whole, name)[rows]
       )
-    np.testing.assert_array_equal(
-      part.rewards['task'], whole.rewards['task'][rows]
-    )
+    for name, column in whole.rewards.items():
+      np.testing.assert_array_equal(part.rewards[name], column[rows])
     found, rollout = part.rollout, whole.rollout
     for name in ('response', 'length', 'mask', 'logp', 'stop', 'temperature'):
       np.testing.assert_array_equal(
@@ -55,7 +64,9 @@ class SelectTest(absltest.TestCase):
     np.testing.assert_array_equal(
       found.groups.index, np.arange(48).reshape(3, 16)
     )
-    np.testing.assert_array_equal(found.data['bad'], rollout.data['bad'][order])
+    for name, column in rollout.data.items():
+      np.testing.assert_array_equal(found.data[name], column[order])
+    self.assertEqual(found.data['answer'].shape, (3, 2))
 
 
 class SumTest(absltest.TestCase):

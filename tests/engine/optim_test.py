@@ -65,6 +65,23 @@ class GuardTest(parameterized.TestCase):
     self.assertAlmostEqual(float(norm), 5.0, places=5)
     self.assertTrue(ok)
 
+  def test_without_a_token_not_even_momentum_moves(self):
+    optimizer = optim.adamw(0.1, weight_decay=0.1)
+    _, state, *_ = update(optimizer)
+    zero = jax.tree.map(jnp.zeros_like, GRADS)
+    for counted in (True, False):
+      params, after, _, ok = optim.guarded_update(
+        optimizer, zero, jnp.float32(0), PARAMS, state, counted
+      )
+      self.assertTrue(ok)
+      pairs = zip(
+        jax.tree.leaves((params, after)),
+        jax.tree.leaves((PARAMS, state)),
+        strict=True,
+      )
+      same = all(np.array_equal(x, y) for x, y in pairs)
+      self.assertEqual(same, not counted)
+
   @parameterized.product(value=(np.nan, np.inf), where=('loss', 'gradient'))
   def test_others_change_nothing(self, value, where):
     optimizer = optim.adamw(0.1)

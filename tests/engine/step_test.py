@@ -119,6 +119,13 @@ class SlowMeshTest(parameterized.TestCase):
     found = training.learn(step, mesh=mesh)
     training.assert_close_leaves(found.grads, whole().grads, CLOSE)
 
+  def test_the_token_loop_gathers_no_weights(self):
+    mesh = 'data:2,fsdp:4'
+    args = training.state(mesh), training.place(training.batch(), mesh)
+    program = training.make(mesh).sampled.lower(*args).compile().as_text()
+    self.assertIn(' all-gather(', program)  # once, before the loop
+    self.assertEmpty(training.in_loops(program, ' all-gather('))
+
   def test_microbatches_on_a_mesh(self):
     mesh = 'data:2,fsdp:2,tensor:2'
     found = training.learn(training.make(mesh, microbatches=4), mesh=mesh)
@@ -278,6 +285,8 @@ class GuardTest(parameterized.TestCase):
     self.assertEqual(float(metrics['reward/missing'].total), 32 * 16)
     for x in jax.tree.leaves(metrics):
       self.assertTrue(np.isfinite(x).all())
+    self.assertEqual(float(metrics['nonfinite'].total), 0)
+    self.assertEqual(int(state.update), 0)
     self.assertEqual(int(state.step), 1)
 
   def test_a_missing_reward_leaves_the_rest_as_it_is(self):

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 import contextlib
 import dataclasses
 import functools
+import re
 from typing import Any, NamedTuple
 
 import jax
@@ -19,7 +20,9 @@ from rljax.models import decoder
 from tests.engine import small
 
 PROMPTS, BETA = 32, 0.5
-PHASE = dataclasses.replace(small.PHASE, max_tokens=12, group_size=16)
+PHASE = dataclasses.replace(
+  small.PHASE, max_tokens=12, group_size=16, temperature=0.7
+)
 MODEL = decoder.Model(small.SHALLOW)
 REF = {'ref': seams.View('ref')}
 
@@ -183,6 +186,25 @@ def compilations() -> Iterator[list[float]]:
     yield found
   finally:
     active.clear()
+
+
+def in_loops(program: str, what: str) -> list[str]:
+  """Returns the lines with `what` that a compiled program runs in loops."""
+  parts, name = {}, ''
+  for line in program.splitlines():
+    if start := re.match(r'(?:ENTRY )?%?([\w.\-]+) \(.*\{$', line):
+      name = start[1]
+    parts.setdefault(name, []).append(line)
+  called = {
+    name: set(re.findall(r'[=\s{]%([\w.\-]+)', '\n'.join(lines)))
+    for name, lines in parts.items()
+  }
+  todo = set(re.findall(r'body=%?([\w.\-]+)', program))
+  seen = set()
+  while todo:
+    seen |= todo
+    todo = {x for name in todo for x in called[name] & parts.keys()} - seen
+  return [x for name in seen for x in parts[name] if what in x]
 
 
 def scans(fn: Callable, *args, length: int) -> tuple[int, int]:
