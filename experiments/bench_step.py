@@ -29,7 +29,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from rljax.core.types import Batch, Prompts
-from rljax.engine import grpo, optim, sampling, scoring, step
+from rljax.engine import compiling, grpo, optim, sampling, scoring, step
 from rljax.engine.method import Method
 from rljax.engine.seams import View
 from rljax.models import decoder
@@ -157,13 +157,13 @@ def parts(bench: Bench, config: Config) -> dict[str, Any]:
   rollout = step.trim(rollout, max(64, longest))
   rewards = bench.judge(rollout)
 
-  @jax.jit
+  @compiling.jit
   def score(params, rollout):
     read = scoring.read(bench.model, params, rollout)
     return scoring.scores(bench.model, *read, rollout, None).logp
 
-  targets = jax.jit(bench.step.credit)(state, rollout, rewards)
-  learn = jax.jit(bench.step.learn).lower(state, targets).compile()
+  targets = compiling.jit(bench.step.credit)(state, rollout, rewards)
+  learn = compiling.jit(bench.step.learn).lower(state, targets).compile()
   calls = {
     'sample': lambda: bench.step.sampled(state, batch),
     'score': lambda: score(state.frozen['ref'], rollout),

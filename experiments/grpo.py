@@ -54,6 +54,4 @@ def method(config: Config) -> Method:
 
 
 if __name__ == '__main__':
-  run.main(
-    Config, lambda c: loop.train(c, method, 'python -m experiments.grpo')
-  )
+  run.main(Config, lambda config: loop.train(config, method))

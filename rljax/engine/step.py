@@ -33,7 +33,14 @@ from rljax.core.types import (
   TrainState,
   struct,
 )
-from rljax.engine import learning, optim, sampling, scoring, sharding
+from rljax.engine import (
+  compiling,
+  learning,
+  optim,
+  sampling,
+  scoring,
+  sharding,
+)
 from rljax.engine.method import Method
 from rljax.engine.seams import Ctl
 from rljax.models import decoder, rules
@@ -324,15 +331,15 @@ def make_step(
   engine = _Engine(
     method, models, optimizer, judge, mesh, microbatches, total_steps
   )
-  fused = jax.jit(engine.fused, donate_argnums=0)
-  sampled = jax.jit(engine.sample)
-  learned = jax.jit(engine.advance, donate_argnums=0)
+  fused = compiling.jit(engine.fused, mesh, donate_argnums=0)
+  sampled = compiling.jit(engine.sample, mesh)
+  learned = compiling.jit(engine.advance, mesh, donate_argnums=0)
   spans = sampling.segments(method.phase.max_tokens, method.phase.segment)
   run = fused
   long = method.phase.max_tokens > _LONG
   if host_judge or long:
     ends = [start + size for start, size in spans if long]
-    between = judge if host_judge else jax.jit(judge)
+    between = judge if host_judge else compiling.jit(judge, mesh)
     run = _two_programs(sampled, between, learned, ends)
   return Step(
     sample=engine.sample,
@@ -396,9 +403,10 @@ def init_state(
     )
 
   if mesh is None:
-    return jax.jit(make)(params)
+    return compiling.jit(make)(params)
   shape = jax.eval_shape(make, params)
-  return jax.jit(make, out_shardings=state_shardings(shape, mesh))(params)
+  where = state_shardings(shape, mesh)
+  return compiling.jit(make, mesh, out_shardings=where)(params)
 
 
 def state_shardings(state: TrainState, mesh: Mesh) -> TrainState:

@@ -7,7 +7,6 @@ differentiated by the same functions, with the log-prob as the objective.
 from collections.abc import Callable
 import dataclasses
 
-import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 import optax
@@ -22,7 +21,7 @@ from rljax.core.types import (
   Targets,
   TrainState,
 )
-from rljax.engine import sampling, sharding, step
+from rljax.engine import compiling, sampling, sharding, step
 from rljax.engine.method import Method
 from rljax.engine.seams import TokenLoss
 from rljax.models import decoder
@@ -109,7 +108,7 @@ def make_sft(
     # Nobody sampled these rows: there is no behavior to disagree with.
     return state, {k: v for k, v in metrics.items() if k != 'mismatch/k3'}
 
-  return jax.jit(sft, donate_argnums=0)
+  return compiling.jit(sft, mesh, donate_argnums=0)
 
 
 def _logp(stats, data, ctl):

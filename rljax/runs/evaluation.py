@@ -1,7 +1,8 @@
 """Held-out evaluation: greedy accuracy and unbiased pass@k."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 import dataclasses
+import itertools
 from typing import Any
 
 import jax
@@ -11,7 +12,7 @@ import numpy as np
 
 from rljax.core.types import Batch, Params, Rollout
 from rljax.data import prompts, tokenizers
-from rljax.engine import sampling, sharding
+from rljax.engine import compiling, sampling, sharding
 from rljax.models import decoder, rules
 from rljax.objectives import statistics
 from rljax.runs import judging
@@ -26,11 +27,13 @@ class Held:
     examples: all of them, a multiple of the batch size by repetition.
     batches: their prompts.
     count: how many are distinct; later ones only fill the last batch.
+    skipped: how many were left out because their prompts are too long.
   """
 
   examples: Sequence[Any]
   batches: Sequence[Batch]
   count: int
+  skipped: int = 0
 
 
 def hold(
@@ -39,13 +42,22 @@ def hold(
   *,
   problems: int,
   batch: int,
+  shards: int = 1,
   prompt_len: int,
   seed: int,
   long_prompts: str = 'refuse',
 ) -> Held:
-  """Returns `problems` of the task's test split, drawn without repetition.
+  """Returns `problems` of the task's test split, no two of them equal.
 
-  With `long_prompts` 'skip', those that do not fit are left out.
+  Args:
+    task: of the problems.
+    tokenizer: writes the prompts.
+    problems: how many at most.
+    batch: how many at most are answered at once.
+    shards: what the size of a batch must be a multiple of.
+    prompt_len: most tokens of a prompt.
+    seed: of the draw.
+    long_prompts: 'skip' leaves out those that do not fit.
 
   Raises:
     ValueError: the split is empty, or a prompt is too long.
@@ -53,19 +65,31 @@ def hold(
   source: Any = task.source('test')
   if not len(source):
     raise ValueError(f'Task {task.name!r} has no held-out problems.')
-  order = np.random.default_rng(seed).permutation(len(source))[:problems]
-  chosen = [source[int(i)] for i in order]
+  drawn = list(itertools.islice(_distinct(source, seed), problems))
+  chosen = drawn
   if long_prompts == 'skip':
-    sizes = [len(prompts.encode(e.prompt, tokenizer)) for e in chosen]
-    chosen = [e for e, n in zip(chosen, sizes, strict=True) if n <= prompt_len]
+    chosen = [
+      e for e in drawn if len(prompts.encode(e.prompt, tokenizer)) <= prompt_len
+    ]
     if not chosen:
       raise ValueError(f'All held-out prompts exceed {prompt_len} tokens.')
-  padded = [
-    chosen[i % len(chosen)] for i in range(-(-len(chosen) // batch) * batch)
-  ]
-  parts = [padded[i : i + batch] for i in range(0, len(padded), batch)]
+  count = -(-len(chosen) // batch)
+  size = -(-len(chosen) // (count * shards)) * shards
+  padded = [chosen[i % len(chosen)] for i in range(count * size)]
+  parts = [padded[i : i + size] for i in range(0, len(padded), size)]
   packed = [prompts.pack(p, tokenizer, prompt_len, task) for p in parts]
-  return Held(padded, packed, len(chosen))
+  return Held(padded, packed, len(chosen), len(drawn) - len(chosen))
+
+
+def _distinct(source: Any, seed: int) -> Iterator[Any]:
+  """Yields examples in random order; of equal problems, such as a sum in
+  either order of its terms, only the first."""
+  seen = set()
+  for index in np.random.default_rng(seed).permutation(len(source)):
+    example = source[int(index)]
+    if example.uid not in seen:
+      seen.add(example.uid)
+      yield example
 
 
 def overlap(examples: Iterable[task_lib.Example], held: Held) -> int:
@@ -111,7 +135,9 @@ class Evaluator:
       )
       return rollout if judge is None else judge(rollout)['task']
 
-    self._answer: Callable[..., Rollout | jax.Array] = jax.jit(answer)
+    self._answer: Callable[..., Rollout | jax.Array] = compiling.jit(
+      answer, mesh
+    )
 
   def __call__(self, params: Params) -> np.ndarray:
     """Returns the scores of the answers, f32 [problems, G]; failures are 0."""

@@ -31,19 +31,19 @@ from rljax.runs import (
   recipe,
   report,
   rollouts,
+  run,
   terminal,
 )
 
 
 def train(
-  config: recipe.Config, method: Callable[[Any], Method], command: str
+  config: recipe.Config, method: Callable[[Any], Method]
 ) -> dict[str, Any]:
   """Runs a config to its end and returns the summary.
 
   Args:
     config: of the run; `workdir` is where everything goes.
     method: config to method.
-    command: what starts this run, for the summary's advice.
 
   Raises:
     ValueError: for settings that cannot work, before anything compiles, and
@@ -55,7 +55,7 @@ def train(
   checkpoints.check_config(config.workdir, config)
   try:
     with checkpoints.Checkpoints(config.workdir, config.keep) as saved:
-      return _Run(parts, saved, command).go()
+      return _Run(parts, saved).go()
   finally:
     if parts.host is not None:
       parts.host.close()
@@ -75,9 +75,8 @@ def _join(config: recipe.Config) -> None:
 class _Run:
   """One run: its parts, its place, and what it writes."""
 
-  def __init__(self, parts: recipe.Parts, saved, command: str):
+  def __init__(self, parts: recipe.Parts, saved):
     self.parts, self.config, self.saved = parts, parts.config, saved
-    self.command = command
     self.total = parts.config.sft_steps + parts.config.steps
     self.begun = time.monotonic()
     self.before = {'seconds': 0.0, 'cpu_seconds': 0.0}
@@ -91,7 +90,7 @@ class _Run:
     """Runs to the end, or until asked to stop."""
     state = self._restore()
     lead = jax.process_index() == 0
-    title = f'{self.command.split()[-1]} · {self.config.task}'
+    title = f'{run.program(self.config).split()[-1]} · {self.config.task}'
     with (
       metrics.Writer(self.config.workdir, self.position)
       if lead
@@ -173,7 +172,8 @@ class _Run:
     state, found, glimpse = parts.step.run(state, placed)
     numbers = metrics.finalize(found)
     if parts.host is not None:
-      numbers['verifier/failed'] = float(self._failed() - failed)
+      count = _of_each_process(self._failed() - failed)
+      numbers['verifier/failed'] = float(count.sum())
     if parts.loader.skipped:
       numbers['prompts/skipped'] = float(parts.loader.skipped)
     self._show(examples, glimpse)
@@ -184,6 +184,8 @@ class _Run:
   def _next(self, loader: prompts.Loader):
     """Returns a batch and its examples, none of which is held out."""
     batch, examples = next(loader)
+    while loader.notes:
+      self.view.say(loader.notes.pop(0))
     if evaluation.overlap(examples, self.parts.held):
       raise ValueError(
         f'Task {self.config.task!r} trains on problems that are held out.'
@@ -370,19 +372,21 @@ class _Run:
       'cpu_seconds': self._cpu_seconds(),
       'peak_rss_mb': _peak_rss_mb(),
       'held_out': self.parts.held.count,
+      'held_out_skipped': self.parts.held.skipped,
+      'sft_steps': self.config.sft_steps,
       'control': self.config.control,
       'workdir': str(self.config.workdir),
     }
     if lead:
       report.curves(self.config.workdir)
-      report.summary(self.config.workdir, values, self.command)
+      start, again = run.program(self.config), run.command(self.config)
+      report.summary(self.config.workdir, values, start, again)
       view = terminal.View('')
       view.say(report.headline(values) if finished else 'stopped: saved')
       folder = pathlib.Path(self.config.workdir)
       view.say(f'summary: {folder / report.SUMMARY_TEXT}')
       view.say(f'picture: {folder / report.CURVES}')
-      again = f'{self.command} --workdir={folder} --resume'
-      view.say(f'resume:  {again}')
+      view.say(f'resume:  {again} --workdir={folder} --resume')
     return values
 
 
@@ -417,8 +421,13 @@ def _peak_rss_mb() -> float:
 
 def _anyone(asked: bool) -> bool:
   """Returns whether any process was asked to stop."""
+  return bool(_of_each_process(asked).any())
+
+
+def _of_each_process(value: int) -> np.ndarray:
+  """Returns a number of every process."""
   if jax.process_count() == 1:
-    return asked
+    return np.array([value])
   from jax.experimental import multihost_utils
 
-  return bool(multihost_utils.process_allgather(np.array(asked)).any())
+  return np.asarray(multihost_utils.process_allgather(np.array(value)))

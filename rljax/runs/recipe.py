@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 import dataclasses
+import itertools
 import string
 from typing import Any, Literal
 
@@ -296,7 +297,8 @@ def _held(config, task, tokenizer, prompt_len, mesh) -> evaluation.Held:
     task,
     tokenizer,
     problems=config.eval_problems,
-    batch=_eval_batch(config, mesh),
+    batch=config.prompts * config.group_size,
+    shards=sharding.row_shards(mesh),
     prompt_len=prompt_len,
     seed=config.seed,
     long_prompts=config.long_prompts,
@@ -310,13 +312,6 @@ def _share(count: int, what: str) -> int:
       f'{what}={count} must be a multiple of {jax.process_count()} processes'
     )
   return count // jax.process_count()
-
-
-def _eval_batch(config: Config, mesh: Mesh | None) -> int:
-  """Returns held-out problems a batch: about a training batch's rows."""
-  size = min(config.eval_problems, config.prompts * config.group_size)
-  whole = sharding.row_shards(mesh)
-  return -(-size // whole) * whole
 
 
 def _optimizer(config: Config, rate: float) -> optax.GradientTransformation:
@@ -406,7 +401,8 @@ def traces(task: task_lib.Task, count: int, seed: int) -> Any:
   """
   source: Any = task.source('train')
   order = np.random.default_rng(seed).permutation(len(source))
-  chosen = [int(i) for i in order if source[int(i)].trace][:count]
+  having = (int(i) for i in order if source[int(i)].trace)
+  chosen = list(itertools.islice(having, count))
   if len(chosen) < count:
     raise ValueError(
       f'--sft_traces={count}, but task {task.name!r} has {len(chosen)} worked'

@@ -87,13 +87,19 @@ def headline(values: Mapping[str, Any]) -> str:
   """Returns the result of a run in one line.
 
   Args:
-    values: accuracy_sft, accuracy_rl, each with _low and _high, and seconds;
-      what is missing is left out.
+    values: accuracy_sft, accuracy_rl, each with _low and _high, seconds,
+      sft_steps and control; what is missing is left out.
   """
+  warm = values.get('sft_steps', 1)
+  control = values.get('control') == 'sft'
+  names = {
+    'accuracy_sft': 'after SFT' if warm else 'before RL',
+    'accuracy_rl': 'after more SFT' if control else 'after RL',
+  }
   parts = [
-    f'{_interval(values, f"accuracy_{stage}")} after {stage.upper()}'
-    for stage in ('sft', 'rl')
-    if f'accuracy_{stage}' in values
+    f'{_interval(values, name)} {when}'
+    for name, when in names.items()
+    if name in values
   ]
   text = f'held-out accuracy {", ".join(parts)}' if parts else 'done'
   if len(parts) == 2:
@@ -105,27 +111,31 @@ def headline(values: Mapping[str, Any]) -> str:
 
 
 def summary(
-  workdir: str | os.PathLike[str], values: Mapping[str, Any], command: str
+  workdir: str | os.PathLike[str],
+  values: Mapping[str, Any],
+  program: str,
+  command: str,
 ) -> None:
   """Writes summary.json and summary.md.
 
   Args:
     workdir: folder of the run.
     values: see `headline`; others are listed as they are.
-    command: what started the run, such as 'python -m experiments.quickstart'.
+    program: what runs the module, such as 'python -m experiments.grpo'.
+    command: the same with the flags of this run, but for its folder.
   """
   root = pathlib.Path(workdir)
   finite = {k: _json(v) for k, v in values.items()}
   text = json.dumps(finite, indent=2, allow_nan=False) + '\n'
   _write(root / SUMMARY, text)
-  _write(root / SUMMARY_TEXT, _markdown(root, values, command))
+  _write(root / SUMMARY_TEXT, _markdown(root, values, program, command))
 
 
 def _markdown(
-  root: pathlib.Path, values: Mapping[str, Any], command: str
+  root: pathlib.Path, values: Mapping[str, Any], program: str, command: str
 ) -> str:
   """Returns the summary for people."""
-  module = command.split()[-1]
+  module = program.split()[-1]
   source = module.replace('.', '/') + '.py'
   lines = [f'# {module}', '', headline(values) + '.', '']
   lines += ['| | |', '|---|---|']
@@ -146,7 +156,7 @@ def _markdown(
   lines += ['', '## Next', '']
   lines += [
     f'- Resume: `{command} --workdir={root} --resume`',
-    f'- Settings: `{command} --help`',
+    f'- Settings: `{program} --help`',
     f'- Another method: change `method` in `{source}`, or run another module '
     'of `experiments/` on the same task.',
   ]

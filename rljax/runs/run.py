@@ -15,12 +15,15 @@ import dataclasses
 import difflib
 import math
 import pathlib
+import shlex
 import sys
 import typing
 from typing import Any, NoReturn, Self, TypeVar
 
 from absl import flags, logging
 import jax
+
+from rljax.runs import memory
 
 _Value = TypeVar('_Value')
 _Config = TypeVar('_Config', bound='Config')
@@ -74,6 +77,10 @@ class Config:
     if self.devices < 0:
       raise ValueError(f'--devices={self.devices} is negative')
 
+  def preset(self) -> Mapping[str, Any]:
+    """Returns other defaults, which the values that were given imply."""
+    return {}
+
   def to_json(self) -> dict[str, Any]:
     """Returns the fields as a dict that `json.dumps` takes."""
     values = dataclasses.asdict(self)
@@ -112,6 +119,27 @@ def diff(old: Config, new: Config) -> dict[str, tuple[Any, Any]]:
   return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
 
 
+def program(config: Config) -> str:
+  """Returns what runs a config's module, 'python -m experiments.grpo'."""
+  module = sys.modules[type(config).__module__]
+  spec = module.__spec__
+  if spec is not None:
+    return f'python -m {spec.name}'
+  return f'python {getattr(module, "__file__", "")}'  # a notebook has no file
+
+
+def command(config: Config) -> str:
+  """Returns the command line of a config, but for its folder."""
+  defaults = {f.name: f.default for f in dataclasses.fields(config)}
+  defaults |= config.preset()
+  flags = [
+    shlex.quote(f'--{name}={_text(getattr(config, name))}')
+    for name, value in defaults.items()
+    if name not in ('workdir', 'resume') and getattr(config, name) != value
+  ]
+  return ' '.join([program(config), *flags])
+
+
 def main(
   config_class: type[_Config],
   fn: Callable[[_Config], Any],
@@ -137,6 +165,7 @@ def main(
   if not values['traceback'].value:
     # Libraries log, from their threads, what they also raise.
     logging.set_verbosity(logging.FATAL)
+  memory.free_after_compiling()
   try:
     fn(config)
   except KeyboardInterrupt:
@@ -169,7 +198,10 @@ def _parse(
   if not flags.FLAGS.is_parsed():
     flags.FLAGS([program])  # libraries read their own flags' defaults
   names = [f.name for f in dataclasses.fields(config_class)]
-  config = config_class.from_json({n: values[n].value for n in names})
+  given = {n: values[n].value for n in names if values[n].present}
+  config = config_class.from_json(given)
+  implied = {k: v for k, v in config.preset().items() if k not in given}
+  config = dataclasses.replace(config, **implied)
   config.validate()
   _request_devices(config.devices)
   workdir = config.workdir or _folder(program, config)

@@ -227,13 +227,13 @@ def _numbers(state: State) -> rich.table.Table:
 
 
 def _interval(values: Mapping[str, float]) -> rich.text.Text:
-  """The 95 % interval of the accuracy, and what it was after SFT."""
+  """The 95 % interval of the accuracy, and what it was before RL."""
   parts = []
   if 'accuracy_low' in values and 'accuracy_high' in values:
     low, high = values['accuracy_low'], values['accuracy_high']
     parts.append(f'{low:.2f}–{high:.2f}')
   if 'accuracy_sft' in values:
-    parts.append(f'SFT {values["accuracy_sft"]:.2f}')
+    parts.append(f'from {values["accuracy_sft"]:.2f}')
   return _text(', '.join(parts), 'dim')
 
 

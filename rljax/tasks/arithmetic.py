@@ -117,19 +117,35 @@ class Arithmetic:
   ) -> dict[str, np.ndarray]:
     """Returns 'answer' i32 [A], 'answer_length' and 'separator' i32 [].
 
-    The separator is -1 where the tokenizer has no single token for it.
+    The separator is -1 where answers are plain and it is no token.
+
+    Raises:
+      ValueError: worked solutions need a separator that this tokenizer joins
+        to what stands beside it.
     """
     context = example.prompt if self.style == 'plain' else SEPARATOR
     ids = prompts.continuation(context, example.answer, tokenizer)
     answer = np.zeros(self._answer_tokens, np.int32)
     answer[: len(ids)] = ids
-    separator = prompts.continuation('0', SEPARATOR, tokenizer)
-    mark = separator[0] if len(separator) == 1 else -1
+    mark = self._mark(example.answer, ids, tokenizer)
     return {
       'answer': answer,
       'answer_length': np.array(len(ids), np.int32),
       'separator': np.array(mark, np.int32),
     }
+
+  def _mark(self, answer: str, ids: list[int], tokenizer) -> int:
+    """Returns the id of the separator before an answer of these ids."""
+    mark = prompts.continuation('0', SEPARATOR, tokenizer)
+    if self.style == 'plain':
+      return mark[0] if len(mark) == 1 else -1
+    written = prompts.continuation('0', SEPARATOR + answer, tokenizer)
+    if len(mark) != 1 or written != [*mark, *ids]:
+      raise ValueError(
+        f'style:{self.style} needs a tokenizer in which {SEPARATOR!r} is a'
+        ' token of its own: take --tokenizer=char, or style:plain.'
+      )
+    return mark[0]
 
   @property
   def _answer_tokens(self) -> int:

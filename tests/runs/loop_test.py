@@ -276,7 +276,7 @@ def test_the_folder_of_another_run(problems, whole, capsys):
   assert tiny.rows(whole) == before
 
 
-def test_long_prompts_are_skipped_and_counted(problems, tmp_path):
+def test_long_prompts_are_skipped_and_named(problems, tmp_path, capsys):
   extra = {'prompt': 'abcdabcd=', 'answer': 'a', 'trace': 'a'}
   path = problems[0].removeprefix('--task=jsonl:')
   with open(path) as file:
@@ -294,5 +294,7 @@ def test_long_prompts_are_skipped_and_counted(problems, tmp_path):
   rl = [row for row in tiny.rows(tmp_path / 'run') if row['stage'] == 'rl']
   # 32 examples are a little less than two epochs of 17.
   assert 1 <= rl[-1]['prompts/skipped'] <= 2
+  named = "Prompt 16 has 10 tokens; the limit is 5: 'abcdabcd='"
+  assert capsys.readouterr().out.count(named) == 1
   kept = rollouts.read(tmp_path / 'run')
   assert kept['prompt_length'].max() == 5

@@ -147,12 +147,19 @@ def test_headline():
   assert report.headline({'accuracy_rl': 0.5}) == (
     'held-out accuracy 0.50 after RL'
   )
+  cold = {'accuracy_sft': 0.4, 'accuracy_rl': 0.5, 'sft_steps': 0}
+  assert report.headline(cold) == (
+    'held-out accuracy 0.40 before RL, 0.50 after RL: +10 points'
+  )
+  more = {'accuracy_rl': 0.5, 'control': 'sft'}
+  assert report.headline(more) == 'held-out accuracy 0.50 after more SFT'
   assert report.headline({}) == 'done'
 
 
 def test_summary(tmp_path):
   report.curves(tmp_path)
-  report.summary(tmp_path, VALUES, 'python -m experiments.quickstart')
+  start = 'python -m experiments.quickstart'
+  report.summary(tmp_path, VALUES, start, f'{start} --seed=3')
   text = (tmp_path / 'summary.json').read_text()
   read = json.loads(text, parse_constant=pytest.fail)
   assert read == VALUES | {'final_loss': None}
@@ -161,7 +168,7 @@ def test_summary(tmp_path):
     report.headline(VALUES),
     '| accuracy_rl_high | 0.88 |',
     f'`{tmp_path}/curves.png`',
-    f'python -m experiments.quickstart --workdir={tmp_path} --resume`',
+    f'python -m experiments.quickstart --seed=3 --workdir={tmp_path} --resume`',
     '`experiments/quickstart.py`',
   ):
     assert shown in text

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shlex
 import subprocess
 import sys
 import textwrap
@@ -26,6 +27,17 @@ class Config(run.Config):
     super().validate()
     if self.steps < 1:
       raise ValueError(f'--steps={self.steps} is less than 1')
+
+
+@dataclasses.dataclass(frozen=True)
+class Sized(run.Config):
+  model: str = run.field('small', 'which')
+  steps: int = run.field(3, 'updates')
+  stop: str = run.field('', 'what ends a text')
+
+  def preset(self):
+    large = {'steps': 90, 'stop': r'\n'}
+    return {} if self.model == 'small' else large
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,6 +79,28 @@ def test_two_configs_do_not_collide():
   assert parse().learning_rate == 0.1
   assert parse(config=Other).learning_rate == 0.5
   assert parse('--noresume', '--layers=') == Config(workdir='w', layers=())
+
+
+@pytest.mark.parametrize(
+  'flags, steps, stop',
+  [
+    ('', 3, ''),
+    ('--model=large', 90, r'\n'),
+    ('--model=large --steps=3', 3, r'\n'),  # its own default, but given
+    ('--steps=5 --seed=2 --mesh=data:1', 5, ''),
+  ],
+)
+def test_a_command_line_makes_its_config_again(flags, steps, stop):
+  config = parse(*flags.split(), config=Sized)
+  assert (config.steps, config.stop) == (steps, stop)
+  words = run.command(config).split()
+  assert words[:3] == ['python', '-m', __name__]
+  assert sorted(words[3:]) == sorted(flags.split())
+
+
+def test_a_command_line_can_be_pasted_into_a_shell():
+  config = parse('--stop=a b\\n', config=Sized)
+  assert shlex.split(run.command(config))[3:] == ['--stop=a b\\n']
 
 
 class RefusedTest(parameterized.TestCase):

@@ -59,7 +59,7 @@ def test_everything_is_readable(width):
     '3:24 left',
     '0.62',
     '▁▅█',
-    '0.71  0.65–0.77, SFT 0.34',
+    '0.71  0.65–0.77, from 0.34',
     '5.2  tokens',
     '0.311  nats',
     '12,345  tok/s',

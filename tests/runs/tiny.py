@@ -58,7 +58,7 @@ def train(workdir: pathlib.Path, *flags: str) -> None:
   """Runs GRPO as the command line does; SystemExit where it fails."""
   run.main(
     grpo.Config,
-    lambda config: loop.train(config, grpo.method, 'python -m grpo'),
+    lambda config: loop.train(config, grpo.method),
     ['grpo.py', f'--workdir={workdir}', *FLAGS, *flags],
   )
 

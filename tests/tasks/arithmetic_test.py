@@ -21,6 +21,17 @@ def _judge(rows):
     return arithmetic.exact(rows)
 
 
+class _Joining(tokenizers.Characters):
+  """Characters, but ';3' is one token."""
+
+  def encode(self, text):
+    ids, joined = super().encode(text), super().encode(';3')
+    for i in reversed(range(len(ids) - 1)):
+      if ids[i : i + 2] == joined:
+        ids[i : i + 2] = [self.vocab_size]
+    return ids
+
+
 class ProblemsTest(parameterized.TestCase):
   @parameterized.parameters(
     ('plain', False, '85'),
@@ -168,6 +179,16 @@ class VerifierTest(parameterized.TestCase):
     rows = rollouts.rollout(made, examples, ['3', '2'], tokenizer, 4)
     rows = dataclasses.replace(rows, prompt_of=np.array([1, 0]))
     np.testing.assert_array_equal(_judge(rows), [1, 1])
+
+  def test_a_separator_that_is_no_token_of_its_own(self):
+    made = arithmetic.Arithmetic(style='short', digits=1)
+    (example,) = [e for e in made.source('train') if e.prompt == '1+2=']
+    joined = _Joining(made.alphabet)
+    self.assertLen(joined.encode('3;3'), 2)
+    with self.assertRaisesRegex(ValueError, 'style:short needs a tokenizer'):
+      made.encode(example, joined)
+    plain = arithmetic.Arithmetic().encode(example, joined)
+    self.assertEqual([plain['separator']], joined.encode(';'))
 
   @parameterized.parameters({}, {'style': 'scratch'}, _ALL)
   def test_validates(self, **options):
