@@ -22,7 +22,7 @@ import resource
 import statistics
 import sys
 import time
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -36,11 +36,20 @@ from rljax.models import decoder
 from rljax.runs import run
 
 _STOP = 1
+
+
+class _Size(NamedTuple):
+  tokens: int  # limit on a response
+  vocab: int = 2048
+  segment: int = 64  # first of the cache
+  ends: int = 0  # where a stop is forced; 0: nowhere
+
+
 _SIZES = {
-  'S': (64, 2048, 0),
-  'V16k': (64, 16_384, 0),
-  'T256': (256, 2048, 0),
-  'limit4096': (4064, 2048, 64),
+  'S': _Size(64),
+  'V16k': _Size(64, vocab=16_384),
+  'T256': _Size(256, segment=128),
+  'limit4096': _Size(4064, ends=64),
 }
 
 
@@ -63,13 +72,13 @@ class Config(run.Config):
 
 def method(config: Config) -> Method:
   """Returns GRPO with a reference."""
-  tokens, _, ends = _SIZES[config.size]
+  size = _SIZES[config.size]
   phase = sampling.Phase(
-    max_tokens=tokens,
+    max_tokens=size.tokens,
     group_size=8,
     stop_ids=(_STOP,),
-    segment=64,
-    prefix='prefix' if ends else '',
+    segment=size.segment,
+    prefix='prefix' if size.ends else '',
   )
   return Method(
     phase=phase,
@@ -83,7 +92,8 @@ class Bench:
   """The step of one size, and its data."""
 
   def __init__(self, config: Config):
-    _, self.vocab, self.ends = _SIZES[config.size]
+    size = _SIZES[config.size]
+    self.vocab, self.ends = size.vocab, size.ends
     self.random = np.random.default_rng(0)
     self.model = decoder.Model(
       decoder.Config(

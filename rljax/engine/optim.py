@@ -54,11 +54,13 @@ def guarded_update(
   """
   norm = optax.tree.norm(grads)
   ok = jnp.isfinite(norm) & jnp.isfinite(loss)
-  updates, new_state = optimizer.update(grads, opt_state, params)
-  new_params = optax.apply_updates(params, updates)
 
-  def keep(new, old):
-    use = ok & counted
-    return jax.tree.map(lambda a, b: jnp.where(use, a, b), new, old)
+  def take(params, opt_state):
+    updates, opt_state = optimizer.update(grads, opt_state, params)
+    return optax.apply_updates(params, updates), opt_state
 
-  return keep(new_params, params), keep(new_state, opt_state), norm, ok
+  # A branch, not a choice between two results: those would both be held.
+  params, opt_state = jax.lax.cond(
+    ok & counted, take, lambda *same: same, params, opt_state
+  )
+  return params, opt_state, norm, ok
