@@ -13,6 +13,7 @@ Nothing is defined at import, so two experiments can be imported together.
 from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 import difflib
+import logging as python_logging
 import math
 import pathlib
 import shlex
@@ -163,8 +164,10 @@ def main(
   except (flags.Error, ValueError) as error:
     _fail(error, _USAGE)
   if not values['traceback'].value:
-    # Libraries log, from their threads, what they also raise.
+    # Libraries log, from their threads, what they also raise; so does asyncio,
+    # of writes that were under way when the first one failed.
     logging.set_verbosity(logging.FATAL)
+    python_logging.getLogger('asyncio').setLevel(python_logging.CRITICAL)
   memory.free_after_compiling()
   try:
     fn(config)
