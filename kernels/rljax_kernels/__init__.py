@@ -1,6 +1,17 @@
 """Vocabulary kernels: log-probs and samples without `[tokens, vocab]`."""
 
-from rljax_kernels.vocab_sample.api import pick, vocab_sample
+from rljax_kernels.vocab_logits.api import gather_logits, vocab_topk
+from rljax_kernels.vocab_sample.api import gumbel_sample, vocab_sample
+from rljax_kernels.vocab_sample.cdf import pick
 from rljax_kernels.vocab_stats.api import Layout, token_loss, vocab_stats
 
-__all__ = ['Layout', 'pick', 'token_loss', 'vocab_sample', 'vocab_stats']
+__all__ = [
+  'Layout',
+  'gather_logits',
+  'gumbel_sample',
+  'pick',
+  'token_loss',
+  'vocab_sample',
+  'vocab_stats',
+  'vocab_topk',
+]

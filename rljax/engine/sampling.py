@@ -15,9 +15,11 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh
 
 from rljax.core import groups
 from rljax.core.types import Array, Batch, Params, Prompts, Rollout, Stop
+from rljax.engine import sharding
 from rljax.models import decoder
 import rljax_kernels
 
@@ -97,6 +99,7 @@ class _Job:
   temperature: Array  # f32 [B]
   limit: Array  # i32 [B]
   forced: Array | None  # i32 [B, F]
+  mesh: Mesh | None
 
 
 def row_keys(
@@ -141,6 +144,7 @@ def sample(
   temperature: Array | None = None,
   limit: Array | None = None,
   forced: Array | None = None,
+  mesh: Mesh | None = None,
 ) -> Rollout:
   """Returns G responses to each prompt.
 
@@ -157,6 +161,7 @@ def sample(
       of limit 0 is empty.
     forced: i32 [B, F], tokens to take at the first F positions, -1 where the
       policy draws. Forced tokens have mask 0.
+    mesh: over which rows and vocabulary are split.
   """
   prompts = batch.prompts
   rows = prompts.uid.shape[0] * phase.group_size
@@ -175,6 +180,7 @@ def sample(
     temperature,
     limit,
     forced,
+    mesh,
   )
   done = _run(job, _start(job))
   return _rollout(job, done, batch, version)
@@ -239,24 +245,13 @@ def _uniform(job: _Job, start: int, size: int) -> Array | None:
 
 def _advance(job: _Job, rows: _Rows, hidden, uniform, start) -> _Rows:
   """Draws the next token of each row from its hidden state [B, D]."""
-  raw = _logits(job, hidden)
   if uniform is not None:
     uniform = jax.lax.dynamic_index_in_dim(
       uniform, rows.step - start, axis=1, keepdims=False
     )
-  phase = job.phase
-  drawn = rljax_kernels.vocab_sample(
-    raw / job.temperature[:, None],
-    uniform,
-    forced=_forced(job, rows.step),
-    top_k=phase.top_k,
-    top_p=phase.top_p,
-    min_p=phase.min_p,
-  )
-  unit = jnp.take_along_axis(raw, drawn.token[:, None], axis=1)[:, 0]
-  unit = unit - jax.nn.logsumexp(raw, axis=1)
+  drawn = _draw(job, hidden, uniform, _forced(job, rows.step))
   alive = ~rows.done
-  stop = alive & _is_stop(drawn.token, phase.stop_ids)
+  stop = alive & _is_stop(drawn.token, job.phase.stop_ids)
 
   def put(all_, new):
     return jax.lax.dynamic_update_slice_in_dim(
@@ -272,20 +267,25 @@ def _advance(job: _Job, rows: _Rows, hidden, uniform, start) -> _Rows:
     response=put(rows.response, drawn.token),
     logp=put(rows.logp, drawn.logp),
     logp_full=put(rows.logp_full, drawn.logp_full),
-    logp_unit=put(rows.logp_unit, unit),
+    logp_unit=put(rows.logp_unit, drawn.logp_unit),
   )
 
 
-def _logits(job: _Job, hidden: Array) -> Array:
-  head = job.model.head(job.params, job.temperature)
-  raw = jnp.einsum(
-    'bd,vd->bv', hidden, head.weight, preferred_element_type=jnp.float32
+def _draw(job: _Job, hidden, uniform, forced):
+  phase, head = job.phase, job.model.head(job.params, job.temperature)
+  return rljax_kernels.vocab_sample(
+    hidden,
+    head.weight,
+    uniform,
+    temperature=head.temperature,
+    softcap=head.softcap,
+    valid=head.valid,
+    forced=forced,
+    top_k=phase.top_k,
+    top_p=phase.top_p,
+    min_p=phase.min_p,
+    layout=sharding.layout(job.mesh, head.weight.shape[0]),
   )
-  if head.softcap is not None:
-    raw = head.softcap * jnp.tanh(raw / head.softcap)
-  if head.valid is not None:
-    raw = jnp.where(jnp.arange(raw.shape[1])[None] < head.valid, raw, -jnp.inf)
-  return raw
 
 
 def _forced(job: _Job, step: Array) -> Array | None:

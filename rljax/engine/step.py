@@ -101,6 +101,7 @@ class _Engine:
       step=state.step,
       version=state.update,
       forced=forced,
+      mesh=self.mesh,
     )
     return sharding.constrain_rows(rollout, self.mesh)
 

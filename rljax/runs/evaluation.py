@@ -131,8 +131,9 @@ class Evaluator:
       batch = sharding.constrain_rows(batch, mesh)
       params = sharding.constrain_params(params, mesh, rules.SAMPLE)
       rollout = sampling.sample(
-        model, params, batch, phase, key=key, step=number, version=number
-      )
+        model, params, batch, phase, key=key, step=number, version=number,
+        mesh=mesh,
+      )  # fmt: skip
       return rollout if judge is None else judge(rollout)['task']
 
     self._answer: Callable[..., Rollout | jax.Array] = compiling.jit(

@@ -1,0 +1,271 @@
+"""Sampling by vocabulary blocks: sums of sub-blocks, then one sub-block.
+
+Pass 1 goes over the vocabulary in blocks and keeps a few sums of each
+sub-block of 128 ids. Everything after it reads these sums in the order of the
+ids, so the size of the blocks decides nothing but speed. Pass 2 computes the
+logits of the one sub-block again that holds the uniform.
+"""
+
+import dataclasses
+from typing import NamedTuple
+
+import jax
+from jax.extend.random import threefry2x32_p
+import jax.numpy as jnp
+
+from rljax_kernels import logits
+from rljax_kernels.vocab_sample import cdf
+
+
+class Drawn(NamedTuple):
+  """A sampled id and what is known about it; everything [N], f32 but `token`.
+
+  Log-probs are in nats. `logp` is that of the distribution the id was drawn
+  from; a forced id has the one without truncation.
+  """
+
+  token: jax.Array  # i32
+  logp: jax.Array
+  logp_full: jax.Array  # at the temperature, without truncation
+  logp_unit: jax.Array  # at temperature 1, without truncation
+  entropy: jax.Array  # at the temperature, without truncation
+  kept: jax.Array  # probability mass that truncation kept
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+  """How a platform goes over the vocabulary.
+
+  Attributes:
+    block: ids a block; a multiple of 128 or at least the vocabulary.
+    serial: compute pass 2 row by row.
+  """
+
+  block: int
+  serial: bool
+
+
+class Rows(NamedTuple):
+  """What is known of each row, apart from its hidden state."""
+
+  inverse: jax.Array  # f32 [N], 1 / temperature
+  uniform: jax.Array | None = None  # f32 [N]
+  forced: jax.Array | None = None  # i32 [N], -1 where free
+  keys: jax.Array | None = None  # u32 [N, 2], of Gumbel noise
+
+
+class Sums(NamedTuple):
+  """What pass 1 keeps of each sub-block, [N, S] each; z is a logit."""
+
+  top: jax.Array  # largest z
+  mass: jax.Array  # sum of exp((z - top) / temperature)
+  spread: jax.Array  # sum of that times (z - top) / temperature
+  unit: jax.Array  # sum of exp(z - top)
+  score: jax.Array | None = None  # largest z / temperature + noise
+  best: jax.Array | None = None  # i32, place of `score` in the sub-block
+
+
+class Moments(NamedTuple):
+  """Moments over the whole vocabulary, f32 [N] each."""
+
+  top: jax.Array
+  log_total: jax.Array  # lse at the temperature is top / temperature + this
+  log_unit: jax.Array  # at temperature 1
+  entropy: jax.Array
+
+
+def scan(hidden, unembed, rows: Rows, form: logits.Form, block: int):
+  """Returns `Sums` of this shard, and the logits [N, S, 128] if one block."""
+  vocab = form.width(unembed)
+
+  def one(start, width):
+    z = logits.of_range(hidden, unembed, start, width, form)
+    z = cdf.split(z, -jnp.inf)
+    return summarize(z, rows, start + form.offset(unembed)), z
+
+  if block >= vocab:
+    return one(0, vocab)
+  whole, per = vocab // cdf.WIDTH, block // cdf.WIDTH
+  like = jax.eval_shape(lambda: one(0, block)[0])
+  empty = jax.tree.map(
+    lambda x: jnp.zeros((x.shape[0], -(-vocab // cdf.WIDTH)), x.dtype), like
+  )
+
+  def put(all_, new, at):
+    put_one = jax.lax.dynamic_update_slice_in_dim
+    return jax.tree.map(lambda x, y: put_one(x, y, at, 1), all_, new)
+
+  def body(i, sums):
+    # The last block lies over the one before it, and writes the same again.
+    at = jnp.minimum(i * per, whole - per)
+    return put(sums, one(at * cdf.WIDTH, block)[0], at)
+
+  sums = jax.lax.fori_loop(0, -(-whole // per), body, empty)
+  if vocab % cdf.WIDTH:
+    sums = put(sums, one(whole * cdf.WIDTH, vocab % cdf.WIDTH)[0], whole)
+  return sums, None
+
+
+def summarize(z, rows: Rows, start) -> Sums:
+  """Returns the sums of logits [N, S, 128] of ids from `start`."""
+  inverse = rows.inverse[:, None, None]
+  top = jnp.maximum(jnp.max(z, axis=2), logits.LOW)
+  shifted = z - top[..., None]
+  scaled = jnp.maximum(shifted * inverse, logits.LOW)
+  mass = jnp.exp(scaled)
+  score = best = None
+  if rows.keys is not None:
+    ids = start + jnp.arange(z.shape[1] * cdf.WIDTH)
+    noisy = z * inverse + _gumbel(rows.keys, ids).reshape(z.shape)
+    score, best = jnp.max(noisy, axis=2), jnp.argmax(noisy, axis=2)
+  return Sums(
+    top,
+    jnp.sum(mass, axis=2),
+    jnp.sum(mass * scaled, axis=2),
+    jnp.sum(jnp.exp(shifted), axis=2),
+    score,
+    best,
+  )
+
+
+def _gumbel(keys, ids) -> jax.Array:
+  """Returns noise [N, W] that is a function of a row's key and the id."""
+  shape = keys.shape[0], ids.shape[0]
+  halves = [jnp.broadcast_to(keys[:, i, None], shape) for i in (0, 1)]
+  count = jnp.broadcast_to(ids.astype(jnp.uint32)[None], shape)
+  bits, _ = threefry2x32_p.bind(*halves, count, jnp.zeros_like(count))
+  # 23 bits and a half: never 0, never 1.
+  uniform = ((bits >> 9).astype(jnp.float32) + 0.5) * 2.0**-23
+  return -jnp.log(-jnp.log(uniform))
+
+
+def moments(sums: Sums, inverse: jax.Array) -> Moments:
+  """Returns the moments of the sub-blocks of all shards, in their order."""
+  top = jnp.max(sums.top, axis=1)
+  weight, unit = weights(sums, inverse), sums.top - top[:, None]
+  total = jnp.sum(weight * sums.mass, axis=1)
+  shift = jnp.maximum(unit * inverse[:, None], logits.LOW)
+  spread = jnp.sum(weight * (sums.spread + sums.mass * shift), axis=1)
+  log_total = jnp.log(total)
+  log_unit = jnp.log(jnp.sum(jnp.exp(unit) * sums.unit, axis=1))
+  # No cancellation of large numbers: both terms are at most log V.
+  return Moments(top, log_total, log_unit, log_total - spread / total)
+
+
+def weights(sums: Sums, inverse: jax.Array) -> jax.Array:
+  """Returns what turns masses of sub-blocks into those of a row, [N, S]."""
+  top = jnp.max(sums.top, axis=1, keepdims=True)
+  return jnp.exp((sums.top - top) * inverse[:, None])
+
+
+def draw(hidden, unembed, rows: Rows, form: logits.Form, plan: Plan) -> Drawn:
+  """Returns ids drawn from the whole softmax, the same on every shard."""
+  own, z = scan(hidden, unembed, rows, form, plan.block)
+  sums = own
+  if form.axis is not None:
+    sums = jax.tree.map(
+      lambda x: jax.lax.all_gather(x, form.axis, axis=1, tiled=True), own
+    )
+  shard = _Shard(hidden, unembed, z, form, plan.serial)
+  token = force(_token(shard, rows, sums), rows.forced)
+  chosen = _logit(shard, token)
+  return drawn(token, chosen, moments(sums, rows.inverse), rows.inverse)
+
+
+def force(token: jax.Array, forced: jax.Array | None) -> jax.Array:
+  """Returns the forced ids where they are not -1."""
+  return token if forced is None else jnp.where(forced >= 0, forced, token)
+
+
+def drawn(token, chosen, found: Moments, inverse) -> Drawn:
+  """Returns what is known of ids with logits `chosen`, f32 [N]."""
+  above = chosen - found.top
+  logp = above * inverse - found.log_total
+  return Drawn(
+    token=token,
+    logp=logp,
+    logp_full=logp,
+    logp_unit=above - found.log_unit,
+    entropy=found.entropy,
+    kept=jnp.ones_like(logp),
+  )
+
+
+class _Shard(NamedTuple):
+  """One shard's part of the logits."""
+
+  hidden: jax.Array
+  unembed: jax.Array
+  z: jax.Array | None  # [N, S, 128] where one block held the vocabulary
+  form: logits.Form
+  serial: bool
+
+  @property
+  def width(self) -> int:
+    return self.form.width(self.unembed)
+
+  @property
+  def subs(self) -> int:
+    return -(-self.width // cdf.WIDTH)
+
+
+def _token(shard: _Shard, rows: Rows, sums: Sums) -> jax.Array:
+  """Returns ids, i32 [N]; `sums` are of all shards."""
+  if sums.score is not None and sums.best is not None:
+    sub = jnp.argmax(sums.score, axis=1)
+    owner, local = sub // shard.subs, sub % shard.subs
+    place = owner * shard.width + local * cdf.WIDTH
+    return (place + cdf.take(sums.best, sub)).astype(jnp.int32)
+  if rows.uniform is None:
+    return _inside(shard, rows, jnp.argmax(sums.top, axis=1), None)
+  mass = sums.mass * weights(sums, rows.inverse)
+  return _inside(shard, rows, *cdf.locate(mass, rows.uniform))
+
+
+def _inside(shard: _Shard, rows: Rows, sub, share) -> jax.Array:
+  """Returns the id in sub-block `sub` [N], at `share` [N] or the likeliest."""
+  axis, here = shard.form.axis, None
+  if axis is not None:
+    sub = sub - jax.lax.axis_index(axis) * shard.subs
+    here = (sub >= 0) & (sub < shard.subs)
+    sub = jnp.clip(sub, 0, shard.subs - 1)
+  start, z = _sub_block(shard, sub)
+  if share is None:
+    index = jnp.argmax(z, axis=1)
+  else:
+    top = jnp.max(z, axis=1, keepdims=True)
+    mass = jnp.exp((z - top) * rows.inverse[:, None])
+    index, _ = cdf.locate(mass, share)
+  token = start + index + shard.form.offset(shard.unembed)
+  if here is not None:
+    token = jax.lax.psum(jnp.where(here, token, 0), axis)
+  return token.astype(jnp.int32)
+
+
+def _sub_block(shard: _Shard, sub):
+  """Returns logits [N, 128] around sub-block `sub` [N], and their first id."""
+  start = sub * cdf.WIDTH
+  if shard.z is not None:
+    at = sub[:, None, None]
+    return start, jnp.take_along_axis(shard.z, at, axis=1)[:, 0]
+  # The last one may be short: then ids before it are read and banned.
+  begin = jnp.minimum(start, shard.width - cdf.WIDTH)
+  z = logits.of_spans(
+    shard.hidden, shard.unembed, begin, cdf.WIDTH, shard.form, shard.serial
+  )
+  own = begin[:, None] + jnp.arange(cdf.WIDTH)[None] >= start[:, None]
+  return begin, jnp.where(own, z, -jnp.inf)
+
+
+def _logit(shard: _Shard, token) -> jax.Array:
+  """Returns the logits of ids [N]; -inf outside the vocabulary."""
+  local = token - shard.form.offset(shard.unembed)
+  here = (local >= 0) & (local < shard.width)
+  local = jnp.clip(local, 0, shard.width - 1)
+  if shard.z is None:
+    z = logits.of_ids(shard.hidden, shard.unembed, local, shard.form)
+  else:
+    z = cdf.take(shard.z.reshape(local.shape[0], -1), local)
+  z = jnp.where(here, z, -jnp.inf)
+  axis = shard.form.axis
+  return z if axis is None else jax.lax.pmax(z, axis)

@@ -1,0 +1,305 @@
+"""Tests of sampling from hidden states: blocks, shards, noise, bad input."""
+
+import dataclasses
+import functools
+
+from absl.testing import parameterized
+import jax
+import jax.numpy as jnp
+from jax.sharding import NamedSharding, PartitionSpec
+import numpy as np
+import pytest
+
+import rljax_kernels
+from tests.kernels import oracle, sharded_test
+
+LAST = np.float32(1 - 2**-24)
+# Four units in the last place of a running sum near 1.
+ULPS = 4 * 2.0**-23
+OFF = ('layout', 'block', 'softcap', 'valid')
+
+
+@functools.partial(jax.jit, static_argnames=OFF)
+def sample(hidden, unembed, uniform, temperature, forced=None, **options):
+  return rljax_kernels.vocab_sample(
+    hidden, unembed, uniform, temperature=temperature, forced=forced, **options
+  )
+
+
+@functools.partial(jax.jit, static_argnames=OFF)
+def noisy(hidden, unembed, keys, temperature, **options):
+  return rljax_kernels.gumbel_sample(
+    hidden, unembed, keys, temperature=temperature, **options
+  )
+
+
+def draw(c: oracle.Case, uniform, fn=sample, columns=False, **options):
+  unembed = c.unembed.T if columns else c.unembed
+  return fn(
+    c.hidden, unembed, uniform, c.temperature,
+    softcap=c.softcap, valid=c.valid, **options,
+  )  # fmt: skip
+
+
+def uniforms(n: int) -> np.ndarray:
+  u = np.random.default_rng(n).uniform(size=n).astype(np.float32)
+  return np.minimum(u, LAST)
+
+
+def cdf(c: oracle.Case) -> np.ndarray:
+  p = np.exp(oracle.logits(c) - oracle.stats(c)['lse'][:, None])
+  return np.cumsum(p, axis=1) / p.sum(1, keepdims=True)
+
+
+def gap(c: oracle.Case, token, uniform) -> float:
+  """Returns how far the worst uniform is outside the interval of its id."""
+  edges = np.pad(cdf(c), ((0, 0), (1, 0)))
+  row = np.arange(len(token))
+  low, high = edges[row, token], edges[row, np.asarray(token) + 1]
+  return float(np.maximum(low - uniform, uniform - high).max())
+
+
+def check_facts(c: oracle.Case, drawn, atol=1e-5) -> None:
+  """Fails unless what is said about the drawn ids is right."""
+  c = dataclasses.replace(c, targets=np.asarray(drawn.token))
+  wanted = oracle.stats(c)
+  np.testing.assert_allclose(drawn.logp, wanted['logp'], atol=atol)
+  np.testing.assert_array_equal(drawn.logp, drawn.logp_full)
+  np.testing.assert_allclose(drawn.entropy, wanted['entropy'], atol=atol)
+  unit = dataclasses.replace(c, temperature=np.ones_like(c.temperature))
+  np.testing.assert_allclose(
+    drawn.logp_unit, oracle.stats(unit)['logp'], atol=atol
+  )
+  np.testing.assert_array_equal(drawn.kept, 1.0)
+
+
+# (V, block, softcap, valid)
+CASES = (
+  (7, None, None, None),
+  (50, None, 5.0, 41),
+  (1000, 128, 5.0, None),
+  (1000, 384, None, 700),
+  (2048, 256, None, 5),
+  (50257, None, None, 50000),
+)
+
+
+class BlocksTest(parameterized.TestCase):
+  @parameterized.parameters(*CASES)
+  def test_inverts_the_cdf_of_float64(self, v, block, softcap, valid):
+    c = oracle.case(64, 16, v, softcap=softcap, valid=valid)
+    u = uniforms(64)
+    drawn = draw(c, u, block=block)
+    self.assertLess(gap(c, drawn.token, u), ULPS)
+    check_facts(c, drawn)
+
+  def test_unembedding_by_columns(self):
+    c = oracle.case(64, 16, 1000, softcap=5.0, valid=900)
+    u = uniforms(64)
+    drawn = draw(c, u, block=384, columns=True)
+    self.assertLess(gap(c, drawn.token, u), ULPS)
+    check_facts(c, drawn)
+
+  def test_bfloat16_is_exact_on_its_values(self):
+    c = oracle.bfloat16(oracle.case(64, 64, 1000))
+    u = uniforms(64)
+    drawn = draw(c, u, block=256)
+    self.assertLess(gap(c, drawn.token, u), ULPS)
+    check_facts(c, drawn)
+
+  def test_block_does_not_matter(self):
+    c = oracle.case(2000, 8, 2053)
+    u = uniforms(2000)
+    found = [draw(c, u, block=b) for b in (None, 128, 384)]
+    for drawn in found[1:]:
+      differ = np.flatnonzero(drawn.token != found[0].token)
+      near = np.abs(cdf(c)[differ] - u[differ, None]).min(1, initial=1.0)
+      self.assertTrue((near < ULPS).all(), near)
+      self.assertLess(len(differ), 10)
+      np.testing.assert_allclose(drawn.entropy, found[0].entropy, atol=2e-6)
+
+  @parameterized.parameters(None, 128)
+  def test_banned_ids_are_never_drawn(self, block):
+    c = oracle.case(6, 8, 300, valid=140)
+    c.unembed[140:] = 9 * np.sign(c.hidden[0])  # the likeliest for row 0
+    u = np.array([0.0, LAST] * 3, np.float32)
+    for uniform in (u, None):
+      drawn = draw(c, uniform, block=block)
+      self.assertLess(np.max(drawn.token), 140)
+      check_facts(c, drawn)
+    np.testing.assert_array_equal(drawn.token, oracle.logits(c).argmax(1))
+    np.testing.assert_array_equal(draw(c, u, block=block).token[::2], 0)
+
+  @parameterized.parameters(None, 128)
+  def test_forced_ids(self, block):
+    c = oracle.case(5, 8, 300, valid=280)
+    forced = np.array([-1, 3, 299, 10**6, 279], np.int32)
+    u = uniforms(5)
+    free = draw(c, u, block=block)
+    drawn = draw(c, u, block=block, forced=forced)
+    self.assertEqual(drawn.token[0], free.token[0])
+    np.testing.assert_array_equal(drawn.token[1:], forced[1:])
+    # Banned, and outside: no probability, and nothing read.
+    np.testing.assert_array_equal(drawn.logp[2:4], -np.inf)
+    row = np.array([0, 1, 4])
+    wanted = oracle.logits(c) - oracle.stats(c)['lse'][:, None]
+    wanted = wanted[row, np.asarray(drawn.token)[row]]
+    np.testing.assert_allclose(drawn.logp[row], wanted, atol=1e-5)
+
+  def test_extreme_temperatures_and_logits(self):
+    c = oracle.case(4, 8, 300, spread=60.0)
+    cold = np.array([1e-12, 1e-3, 1e3, 1e12], np.float32)
+    c = dataclasses.replace(c, temperature=cold)
+    u = np.full(4, 0.5, np.float32)
+    best = oracle.logits(c).argmax(1)
+    for block in (None, 128):
+      drawn = draw(c, u, block=block)
+      for found in drawn:
+        self.assertTrue(np.isfinite(found).all())
+      np.testing.assert_array_equal(drawn.token[:2], best[:2])
+      np.testing.assert_allclose(drawn.entropy[3], np.log(300), atol=1e-5)
+      np.testing.assert_array_equal(drawn.token[3], 150)
+
+  def test_vmap(self):
+    c = oracle.case(24, 8, 300)
+    u = uniforms(24)
+    wanted = draw(c, u, block=128)
+    h, u, t = (x.reshape(2, 12, *x.shape[1:]) for x in
+               (c.hidden, u, c.temperature))  # fmt: skip
+    run = jax.vmap(lambda *x: sample(x[0], c.unembed, *x[1:], block=128))
+    found = run(h, u, t)
+    np.testing.assert_array_equal(found.token.reshape(-1), wanted.token)
+    np.testing.assert_allclose(found.logp.reshape(-1), wanted.logp, atol=1e-6)
+
+  @parameterized.parameters(sample, noisy)
+  def test_logits_of_all_ids_are_never_formed(self, fn):
+    n, d, v = 64, 8, 151936
+    key = jax.random.key(0) if fn is noisy else jnp.float32(0)
+    rows = jnp.broadcast_to(key, (n,))
+    h, w = jnp.zeros((n, d)), jnp.zeros((v, d))
+    text = fn.lower(h, w, rows, jnp.ones(n)).compile().as_text()
+    self.assertNotRegex(text, f'{n},({v}|1187,128)')
+    self.assertIn(f'f32[{n},1187]', text)
+    self.assertRegex(text, rf'\[{v},{d}\]')  # the shapes are printed so
+
+
+class ShardedTest(parameterized.TestCase):
+  @parameterized.parameters(
+    (0, 128, False), (2, None, True), (3, 128, True), (4, 128, False)
+  )
+  def test_shards_do_not_matter(self, index, block, columns):
+    layout = sharded_test.layout_of(*sharded_test.LAYOUTS[index][1:])
+    # Shards of 257 ids and more: no multiple of a sub-block. Some are banned.
+    c = oracle.case(800, 8, 2056, softcap=6.0, valid=1500)
+    u = uniforms(800)
+    drawn = draw(c, u, block=block, columns=columns, layout=layout)
+    self.assertLess(gap(c, drawn.token, u), ULPS)
+    check_facts(c, drawn)
+
+  @pytest.mark.slow
+  def test_shards_of_many_ids(self):
+    layout = sharded_test.layout_of(*sharded_test.LAYOUTS[3][1:])
+    c = oracle.case(64, 8, 50264)
+    u = uniforms(64)
+    drawn = draw(c, u, layout=layout)
+    self.assertLess(gap(c, drawn.token, u), ULPS)
+    check_facts(c, drawn)
+
+  def test_greedy_forced_and_truncated(self):
+    layout = sharded_test.layout_of(*sharded_test.LAYOUTS[3][1:])
+    c = oracle.case(16, 8, 1000, valid=900)
+    greedy = draw(c, None, layout=layout)
+    np.testing.assert_array_equal(greedy.token, oracle.logits(c).argmax(1))
+    forced = np.where(np.arange(16) < 8, -1, 700).astype(np.int32)
+    run = functools.partial(
+      rljax_kernels.vocab_sample,
+      c.hidden, c.unembed, uniforms(16), temperature=c.temperature,
+      valid=c.valid, forced=forced, top_k=9, top_p=0.8,
+    )  # fmt: skip
+    found, wanted = jax.jit(lambda: (run(layout=layout), run()))()
+    for name, x in found._asdict().items():
+      np.testing.assert_allclose(x, getattr(wanted, name), atol=1e-5)
+    self.assertLess(np.max(wanted.kept), 0.9)
+    self.assertTrue((found.logp > found.logp_full)[:8].all())
+    np.testing.assert_array_equal(found.logp[8:], found.logp_full[8:])
+    check_facts(c, found._replace(logp=found.logp_full, kept=np.ones(16)))
+
+  def test_sums_are_gathered_and_the_unembedding_is_not(self):
+    layout = sharded_test.layout_of(*sharded_test.LAYOUTS[3][1:])
+    c = oracle.case(16, 8, 4096)
+    rows, vocab = (
+      NamedSharding(layout.mesh, PartitionSpec(x))
+      for x in (layout.rows, layout.vocab)
+    )
+    places = rows, vocab, rows, rows
+    args = c.hidden, c.unembed, uniforms(16), c.temperature
+    args = jax.device_put(args, places)
+    text = sample.lower(*args, layout=layout).compile().as_text()
+    self.assertIn('all-gather', text)
+    self.assertNotIn('[4096', text)
+    self.assertNotIn(',4096', text)
+
+
+class GumbelTest(parameterized.TestCase):
+  def test_blocks_and_shards_do_not_matter(self):
+    c = oracle.case(128, 8, 1000, softcap=6.0, valid=700)
+    keys = jax.random.split(jax.random.key(1), 128)
+    whole = draw(c, keys, noisy)
+    check_facts(c, whole)
+    layout = sharded_test.layout_of(*sharded_test.LAYOUTS[3][1:])
+    for options in (dict(block=128), dict(columns=True, layout=layout)):
+      drawn = draw(c, keys, noisy, **options)
+      np.testing.assert_array_equal(drawn.token, whole.token)
+      np.testing.assert_allclose(drawn.logp, whole.logp, atol=1e-5)
+
+  @parameterized.parameters((5, None), (300, 128))
+  def test_frequencies(self, v, block):
+    n = 20_000
+    c = oracle.case(1, 8, v, spread=1.0)
+    c = dataclasses.replace(
+      c,
+      hidden=np.repeat(c.hidden, n, 0),
+      temperature=np.repeat(c.temperature, n),
+    )
+    keys = jax.random.split(jax.random.key(v), n)
+    count = np.bincount(draw(c, keys, noisy, block=block).token, minlength=v)
+    one = dataclasses.replace(
+      c, hidden=c.hidden[:1], temperature=c.temperature[:1]
+    )
+    expected = n * np.diff(cdf(one)[0], prepend=0.0)
+    chi = ((count - expected) ** 2 / expected).sum()
+    self.assertLess(abs(chi - (v - 1)), 4 * np.sqrt(2 * (v - 1)))
+
+
+BAD = (
+  ('three_dims', dict(hidden=(2, 3, 4)), r'hidden \(2, 3, 4\)'),
+  ('width', dict(hidden=(4, 9)), r'\(4, 9\).*\(50, 8\)'),
+  ('uniform', dict(uniform=(5,)), r'uniform \(5,\)'),
+  ('forced', dict(forced=np.zeros((4, 1), np.int32)), r'forced \(4, 1\)'),
+  ('float16', dict(dtype=np.float16), 'float16'),
+  ('temperature', dict(temperature=0.0), 'temperature=0.0'),
+  ('temperatures', dict(temperature=np.ones(3)), r'temperature \(3,\)'),
+  ('softcap', dict(softcap=-1.0), 'softcap=-1.0'),
+  ('valid', dict(valid=51), r'valid=51 .*\[1, 50\]'),
+  ('block', dict(block=100), 'block=100'),
+  ('top_k', dict(top_k=-1), 'top_k=-1'),
+  ('top_p', dict(top_p=0.0), 'top_p=0.0'),
+  ('min_p', dict(min_p=2.0), 'min_p=2.0'),
+)
+
+
+class BadInputTest(parameterized.TestCase):
+  @parameterized.named_parameters(*BAD)
+  def test_is_refused(self, changes, message):
+    changes = dict(changes)
+    hidden = np.zeros(
+      changes.pop('hidden', (4, 8)), changes.pop('dtype', np.float32)
+    )
+    uniform = np.zeros(changes.pop('uniform', (4,)), np.float32)
+    with self.assertRaisesRegex(ValueError, message):
+      rljax_kernels.vocab_sample(hidden, np.zeros((50, 8)), uniform, **changes)
+
+  def test_keys_of_another_kind_are_refused(self):
+    keys = jax.random.split(jax.random.key(0, impl='rbg'), 4)
+    with self.assertRaisesRegex(ValueError, 'threefry'):
+      rljax_kernels.gumbel_sample(np.zeros((4, 8)), np.zeros((50, 8)), keys)
