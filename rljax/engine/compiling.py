@@ -18,14 +18,27 @@ def jit(fn: Callable, mesh: Mesh | None = None, **kwargs: Any) -> Any:
   level in XLA_FLAGS, if there is one, stands.
 
   Args:
-    fn: to compile.
+    fn: to compile; it takes arrays.
     mesh: where it will run; None for the default device.
     **kwargs: for `jax.jit`.
   """
-  options = None
   if _platform(mesh) == 'cpu' and _LEVEL not in os.environ.get('XLA_FLAGS', ''):
-    options = {_LEVEL: 1}
-  return jax.jit(fn, compiler_options=options, **kwargs)
+    return _Tuned(fn, {_LEVEL: 1}, kwargs)
+  return jax.jit(fn, **kwargs)
+
+
+class _Tuned:
+  """A compiled function with options, which only an outermost one may have."""
+
+  def __init__(self, fn: Callable, options: dict, kwargs: dict):
+    self._outer = jax.jit(fn, compiler_options=options, **kwargs)
+    self._inner = jax.jit(fn, **kwargs)
+    self.lower = self._outer.lower
+    self.__wrapped__ = fn
+
+  def __call__(self, *args: Any) -> Any:
+    traced = any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(args))
+    return (self._inner if traced else self._outer)(*args)
 
 
 def _platform(mesh: Mesh | None) -> str:

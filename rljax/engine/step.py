@@ -404,10 +404,10 @@ def init_state(
     )
 
   if mesh is None:
-    return compiling.jit(make)(params)
+    return jax.jit(make)(params)
   shape = jax.eval_shape(make, params)
   where = state_shardings(shape, mesh)
-  return compiling.jit(make, mesh, out_shardings=where)(params)
+  return jax.jit(make, out_shardings=where)(params)
 
 
 def state_shardings(state: TrainState, mesh: Mesh) -> TrainState:
