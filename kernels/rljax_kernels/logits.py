@@ -33,17 +33,17 @@ class Form:
   axis: str | None = None
 
   def width(self, unembed: jax.Array) -> int:
-    """Returns how many ids `unembed` holds."""
+    """Returns how many ids `unembed` [V, D] holds."""
     return unembed.shape[1 if self.columns else 0]
 
   def offset(self, unembed: jax.Array) -> jax.Array | int:
-    """Returns the first id of this shard."""
+    """Returns the first id of a shard [V, D], i32 []."""
     if self.axis is None:
       return 0
     return jax.lax.axis_index(self.axis) * self.width(unembed)
 
   def rows(self, unembed: jax.Array, start, width: int) -> jax.Array:
-    """Returns the unembedding of `width` ids from `start`, in its form."""
+    """Returns [width, D], or [D, width], of the ids from `start`."""
     if width == self.width(unembed):
       return unembed
     axis = 1 if self.columns else 0

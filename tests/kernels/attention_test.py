@@ -1,5 +1,6 @@
 """Tests of the attention dispatcher against float64, one row at a time."""
 
+import functools
 import importlib.util
 import os
 
@@ -41,13 +42,10 @@ def inputs(t, s, heads=4, kv_heads=2, width=8, dtype=np.float32):
 
 # (name, T, S, key-value heads, whether in segments, options)
 CASES = (
-  ('causal', 12, 12, 4, False, {}),
-  ('grouped', 12, 12, 2, False, {}),
+  ('causal', 12, 12, 2, False, {}),
   ('one_kv_head', 12, 12, 1, False, dict(softcap=2.0)),
-  ('both_ways', 12, 12, 2, False, dict(causal=False)),
   ('segments', 12, 12, 2, True, {}),
   ('segments_both_ways', 12, 12, 2, True, dict(causal=False)),
-  ('window', 12, 12, 2, False, dict(window=4)),
   ('window_of_1', 12, 12, 2, False, dict(window=1, softcap=2.0)),
   ('window_both_ways', 12, 12, 2, False, dict(causal=False, window=3)),
   ('softcap', 12, 12, 2, False, dict(softcap=1.5)),
@@ -69,7 +67,9 @@ class AttentionTest(parameterized.TestCase):
   def test_bfloat16(self):
     q, k, v = inputs(12, 12, dtype=jnp.bfloat16)
     for softcap in (None, 2.0):
-      found = api.attention(q, k, v, softcap=softcap)
+      found = jax.jit(functools.partial(api.attention, softcap=softcap))(
+        q, k, v
+      )
       self.assertEqual(found.dtype, jnp.bfloat16)
       wanted = oracle(q, k, v, softcap=softcap)
       found = np.asarray(found, np.float64)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import rljax_kernels
+from rljax_kernels.vocab_sample import truncation
 
 # The largest uniform that float32 holds, and the spacing of `jax.random`'s.
 LAST = np.float32(1 - 2**-24)
@@ -33,9 +34,15 @@ def rowwise(logits, uniform):
 
 def many(logits, uniform, forced=None, **options):
   """Draws from the same logits [V] with every uniform [N]."""
-  one = np.ones((len(uniform), 1), np.float32)
-  logits = np.float32(logits)[:, None]
-  return draw(one, logits, np.float32(uniform), forced, **options)
+  n = len(uniform)
+  assert n <= 4096
+  # Of one size, so that tests share programs.
+  uniform = np.resize(np.float32(uniform), 4096)
+  if forced is not None:
+    forced = np.resize(forced, 4096)
+  one = np.ones((4096, 1), np.float32)
+  drawn = draw(one, np.float32(logits)[:, None], uniform, forced, **options)
+  return jax.tree.map(lambda x: np.asarray(x)[:n], drawn)
 
 
 def grid(n):
@@ -61,7 +68,7 @@ def random_logits(v, spread=2.0):
 
 class FullSoftmaxTest(parameterized.TestCase):
   @parameterized.parameters(
-    (1, None), (7, None), (50, None), (1000, None), (2048, 512), (2053, 384),
+    (7, None), (50, None), (1004, None), (2048, 256),
   )  # fmt: skip
   def test_inverts_the_cdf_of_float64(self, v, block):
     z = random_logits(v)
@@ -84,18 +91,18 @@ class FullSoftmaxTest(parameterized.TestCase):
     np.testing.assert_allclose(drawn.entropy, wanted, atol=2e-6)
     np.testing.assert_array_equal(drawn.kept, 1.0)
 
-  @parameterized.parameters((7, None), (300, 128))
-  def test_frequencies(self, v, block):
-    n = 100_000
+  def test_frequencies(self):
+    n, v, block = 40_000, 300, 128
     z = random_logits(v, spread=1.0)
-    u = jax.random.uniform(jax.random.key(v), (n,))
-    count = np.bincount(many(z, u, block=block).token, minlength=v)
+    u = np.asarray(jax.random.uniform(jax.random.key(v), (10, n // 10)))
+    token = [many(z, part, block=block).token for part in u]
+    count = np.bincount(np.concatenate(token), minlength=v)
     expected = n * probabilities(z)
     chi = ((count - expected) ** 2 / expected).sum()
     # Mean v - 1, deviation sqrt(2 (v - 1)); the key is fixed.
     self.assertLess(abs(chi - (v - 1)), 4 * np.sqrt(2 * (v - 1)))
 
-  @parameterized.parameters((3, None), (1000, None), (1000, 128))
+  @parameterized.parameters((7, None), (1004, None), (2048, 256))
   def test_ids_without_probability_are_never_drawn(self, v, block):
     r = np.random.default_rng(v)
     z = r.normal(size=v).astype(np.float32)
@@ -111,7 +118,7 @@ class FullSoftmaxTest(parameterized.TestCase):
 
   def test_uniforms_at_the_ends(self):
     z = random_logits(300)
-    first, last = many(z, np.array([0.0, LAST])).token
+    first, last = many(z, np.array([0.0, LAST]), block=128).token
     self.assertEqual(first, 0)
     self.assertEqual(last, 299)
     # The last thousand ids underflow to mass 0: the end is id 4.
@@ -124,18 +131,18 @@ class FullSoftmaxTest(parameterized.TestCase):
     # Where running sums are near 1 they have lost most of their digits.
     z = random_logits(2048)
     u = (1 - np.geomspace(2**-24, 1e-3, 500)).astype(np.float32)
-    token = np.asarray(many(z, u).token)
+    token = many(z, u, block=256).token
     cdf = np.cumsum(probabilities(z))
     self.assertTrue((u < cdf[token] + EDGE).all())
     self.assertTrue((u > cdf[np.maximum(token - 1, 0)] - EDGE).all())
 
-  @parameterized.parameters((50, None), (2048, None), (2048, 256))
+  @parameterized.parameters((50, None), (2048, 256))
   def test_uniforms_on_the_boundaries(self, v, block):
     # Two ways to add up a block differ in their last digits: the id must
     # still be next to the boundary, not at the other end of the block.
     z = random_logits(v)
     cdf = np.cumsum(probabilities(z))
-    edge = cdf[:-1].astype(np.float32)
+    edge = cdf[:-1:2].astype(np.float32)
     steps = [edge, np.nextafter(edge, 0), np.nextafter(edge, 1)]
     u = np.concatenate(steps)
     token = np.asarray(many(z, u, block=block).token)
@@ -150,11 +157,9 @@ class FullSoftmaxTest(parameterized.TestCase):
     whole = rowwise(z, u)
     order = r.permutation(32)
     mixed = rowwise(z[order], u[order])
-    alone = rowwise(z[7:8], u[7:8])
     for name in whole._fields:
       found = np.asarray(getattr(whole, name))
       np.testing.assert_array_equal(getattr(mixed, name), found[order])
-      np.testing.assert_array_equal(getattr(alone, name), found[7:8])
 
   def test_a_constant_on_all_logits_changes_nothing(self):
     z = np.round(random_logits(50) * 64) / 64  # exact in float32, so is + 512
@@ -203,7 +208,16 @@ TRUNCATED = (
 
 class TruncationTest(parameterized.TestCase):
   @parameterized.named_parameters(*TRUNCATED)
-  def test_exact_sets_and_log_probs(self, p, options, stays):
+  def test_exact_sets(self, p, options, stays):
+    mass = jnp.pad(jnp.asarray(p), (0, 5 - len(p)))[None] / max(p)
+    limits = truncation.Limits(**options)
+    kept = truncation.keep(mass, mass.sum(1), *limits) & (mass > 0)
+    np.testing.assert_array_equal(np.flatnonzero(kept), stays)
+
+  @parameterized.named_parameters(
+    *TRUNCATED[:1], *TRUNCATED[4:5], *TRUNCATED[-2:]
+  )
+  def test_draws_and_log_probs(self, p, options, stays):
     drawn = many(log_of(p), grid(400), **options)
     p = np.asarray(p)
     kept = p[stays].sum()
@@ -228,7 +242,7 @@ class TruncationTest(parameterized.TestCase):
     stays[options.get('top_k') or len(p) :] = False
     stays &= p[order] >= options.get('min_p', 0.0) * p.max()
     stays = order[stays]
-    drawn = many(z, grid(8000), **options)
+    drawn = many(z, grid(4000), **options)
     self.assertContainsSubset(np.unique(drawn.token), stays)
     kept = p[stays].sum()
     np.testing.assert_allclose(drawn.kept, kept, rtol=1e-5)
@@ -246,7 +260,7 @@ class TruncationTest(parameterized.TestCase):
 
 
 class PickTest(parameterized.TestCase):
-  @parameterized.parameters(1, 4, 5, 17, 100, 1025)
+  @parameterized.parameters(1, 5, 128, 1025)
   def test_of_equal_masses(self, v):
     u = (np.arange(v) + 0.5) / v
     mass = jnp.full((v, v), 0.25)
@@ -257,5 +271,5 @@ class PickTest(parameterized.TestCase):
     mass = np.zeros((3, 1000), np.float32)
     mass[:, [500, 730]] = 2.0
     u = np.array([0.0, 0.5, LAST], np.float32)
-    found = rljax_kernels.pick(jnp.asarray(mass), jnp.asarray(u))
+    found = jax.jit(rljax_kernels.pick)(mass, u)
     np.testing.assert_array_equal(found, [500, 730, 730])

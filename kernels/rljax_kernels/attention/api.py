@@ -1,6 +1,7 @@
 """Attention by whoever does it best on a platform; no kernel of its own."""
 
 import functools
+from typing import cast
 
 import jax
 from jax.experimental.pallas.ops.tpu import paged_attention
@@ -136,7 +137,7 @@ def _splash(q, k, v, segment_ids, *, form: xla.Form):
   q = q.transpose(0, 2, 3, 1, 4)  # [B, K, H / K, T, d]
   k, v = (x.transpose(0, 2, 1, 3) for x in (k, v))
   over_heads = jax.vmap(kernel, (0, 0, 0, None))
-  out = jax.vmap(over_heads)(q, k, v, ids)
+  out = cast(jax.Array, jax.vmap(over_heads)(q, k, v, ids))
   out = out.transpose(0, 3, 1, 2, 4)
   return out.reshape(batch, length, heads, -1)
 

@@ -1,6 +1,7 @@
 """Logits of a few ids a row: the largest ones, or given ones."""
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -168,7 +169,7 @@ def _gathered_fwd(hidden, unembed, ids, inverse, form, layout):
 
 
 def _gathered_bwd(form, layout, saved, cotangent):
-  run = functools.partial(_scatter, form=form, split=())
+  run: Any = functools.partial(_scatter, form=form, split=())
   if layout is not None:
     rows, vocab = logits.specs(layout, form)
     run = jax.shard_map(

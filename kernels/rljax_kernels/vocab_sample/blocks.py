@@ -140,7 +140,7 @@ def _gumbel(keys, ids) -> jax.Array:
 
 
 def moments(sums: Sums, inverse: jax.Array) -> Moments:
-  """Returns the moments of the sub-blocks of all shards, in their order."""
+  """Returns moments [N] of the sub-blocks [N, S] of all shards."""
   top = jnp.max(sums.top, axis=1)
   weight, unit = weights(sums, inverse), sums.top - top[:, None]
   total = jnp.sum(weight * sums.mass, axis=1)
@@ -173,7 +173,7 @@ def draw(hidden, unembed, rows: Rows, form: logits.Form, plan: Plan) -> Drawn:
 
 
 def force(token: jax.Array, forced: jax.Array | None) -> jax.Array:
-  """Returns the forced ids where they are not -1."""
+  """Returns ids [N], the forced ones where those are not -1."""
   return token if forced is None else jnp.where(forced >= 0, forced, token)
 
 
