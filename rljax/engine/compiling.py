@@ -5,6 +5,7 @@ import os
 from typing import Any
 
 import jax
+import jax.core
 from jax.sharding import Mesh
 
 _LEVEL = 'xla_backend_optimization_level'

@@ -80,6 +80,11 @@ def loss(
       kl = divergence(stats['logp'], data['ref_logp'])
       objective -= seams.value_of(beta, ctl) * kl
       seen['kl/ref'] = kl
+    elif callable(beta) or beta:
+      raise ValueError(
+        f'beta={beta} needs a reference: credit(ref=True), and views={{"ref":'
+        ' View("ref")}}.'
+      )
     return objective, seen
 
   return seams.TokenLoss(fn)

@@ -163,6 +163,7 @@ def sample(
       policy draws. Forced tokens have mask 0.
     mesh: over which rows and vocabulary are split.
   """
+  params = model.working(params)
   prompts = batch.prompts
   rows = prompts.uid.shape[0] * phase.group_size
   if temperature is None:

@@ -20,6 +20,7 @@ def read(
 
   Rows must be contiguous by prompt and of equal number per prompt.
   """
+  params = model.working(params)
   hidden = model.hidden(params, rollout.prompts, rollout.response)
   return hidden, model.head(params, rollout.temperature).weight
 
@@ -88,6 +89,11 @@ class Lazy(Mapping[str, Scores]):
     self._makers = {k: functools.cache(f) for k, f in makers.items()}
 
   def __getitem__(self, name: str) -> Scores:
+    if name not in self._makers:
+      raise KeyError(
+        f'credit reads {name!r}, but the method has no such view; there are'
+        f' {sorted(self._makers)}. Add it to Method(views=...).'
+      )
     return jax.lax.stop_gradient(self._makers[name]())
 
   def __iter__(self) -> Iterator[str]:

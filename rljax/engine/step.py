@@ -159,7 +159,13 @@ class _Engine:
     return Ctl(state.step, state.update, progress.astype(jnp.float32))
 
   def _read(self, name: str, state: TrainState, rollout: Rollout) -> Scores:
-    params = {**state.frozen, **state.params}[name]
+    held = {**state.frozen, **state.params}
+    if name not in held:
+      raise ValueError(
+        f'A view reads parameters {name!r}; the state has {sorted(held)}.'
+        ' Give them to init_state(frozen=...).'
+      )
+    params = held[name]
     model = self.models.get(name, self.models['policy'])
     return self._scores(name, *scoring.read(model, params, rollout), rollout)
 
@@ -384,7 +390,7 @@ def init_state(
     model: the policy.
     optimizer: any optax chain.
     seed: of the run; also of fresh parameters.
-    params: of the policy; None makes fresh ones.
+    params: of the policy, kept in float32; None makes fresh ones.
     frozen: parameters that are never trained, by name.
     mesh: over which parameters and optimizer state are split.
   """
@@ -393,6 +399,7 @@ def init_state(
     key = jax.random.key(seed)
     if params is None:
       params = model.init(jax.random.fold_in(key, _DEAL))
+    params = jax.tree.map(lambda x: x.astype(jnp.float32), params)
     return TrainState(
       step=jnp.int32(0),
       update=jnp.int32(0),

@@ -45,7 +45,7 @@ class Config:
   qkv_bias: bool = False
   tied: bool = True
   valid_vocab: int | None = None  # ids past it pad the embedding
-  dtype: str = 'float32'  # of parameters and activations
+  dtype: str = 'float32'  # of activations and of what multiplies them
   remat: str = 'dots'
 
   def __post_init__(self):
@@ -213,6 +213,14 @@ class Model:
   def abstract(self) -> Params:
     """Returns the shapes and dtypes of the parameters."""
     return jax.eval_shape(self.init, jax.random.key(0))
+
+  def working(self, params: Params) -> Params:
+    """Returns the parameters in the type they are multiplied in.
+
+    A training state keeps them in float32: steps of 1e-5 are lost in bfloat16.
+    """
+    dtype = jnp.dtype(self.config.dtype)
+    return jax.tree.map(lambda x: x.astype(dtype), params)
 
   def layer(self, params: Params) -> Layer:
     """Returns the module of one layer holding one layer's parameters."""

@@ -141,6 +141,19 @@ class LossTest(parameterized.TestCase):
     self.assertTrue(np.isfinite(slope).all())
 
 
+class ReferenceTest(parameterized.TestCase):
+  def test_a_penalty_without_a_reference_is_refused(self):
+    row = jnp.zeros(3)
+    data = {'old_logp': row, 'advantage': row}
+    with self.assertRaisesRegex(ValueError, r'beta=0.5 needs a reference'):
+      grpo.loss(beta=0.5).fn({'logp': row, 'entropy': row}, data, CTL)
+
+  def test_a_view_that_is_missing_is_named(self):
+    signals = scoring.Lazy({'policy': lambda: None})
+    with self.assertRaisesRegex(KeyError, "reads 'ref', but the method has"):
+      grpo.credit(ref=True)(rollout(), REWARDS, signals, CTL)
+
+
 class CreditTest(parameterized.TestCase):
   def test_no_coefficient_is_forgotten(self):
     names = set(inspect.signature(grpo.credit).parameters)

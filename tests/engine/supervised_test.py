@@ -1,5 +1,7 @@
 """Tests of supervised fine-tuning on the machinery of the step."""
 
+import dataclasses
+
 from absl.testing import absltest
 import jax
 import numpy as np
@@ -8,6 +10,7 @@ import optax
 from rljax.core.types import Stop
 from rljax.engine import step as step_lib
 from rljax.engine import supervised
+from rljax.models import decoder
 from tests.engine import small, training
 from tests.models import dense
 
@@ -49,6 +52,19 @@ class SftTest(absltest.TestCase):
     self.assertEqual(int(state.update), 30)
     for leaf in jax.tree.leaves(old.params):
       self.assertTrue(leaf.is_deleted())
+
+  def test_small_steps_are_not_lost_in_bfloat16(self):
+    config = dataclasses.replace(small.SHALLOW, dtype='bfloat16')
+    model, optimizer = decoder.Model(config), optax.adam(1e-6)
+    sft = supervised.make_sft(model, optimizer, prompts=PROMPTS)
+    state = step_lib.init_state(model, optimizer, seed=0)
+    before = [np.array(x) for x in jax.tree.leaves(state.params)]
+    state, _ = sft(state, batch())
+    after = [np.asarray(x) for x in jax.tree.leaves(state.params)]
+    moved = [np.mean(x != y) for x, y in zip(before, after, strict=True)]
+    # Of the embedding, rows whose gradient is 0 stay.
+    self.assertGreater(min(moved), 0.9)
+    self.assertEqual({x.dtype for x in after}, {np.dtype('float32')})
 
   def test_a_given_response_is_a_rollout(self):
     given = batch()
