@@ -2,15 +2,20 @@
 
 import dataclasses
 import functools
+import importlib.util
+import os
 
 from absl.testing import parameterized
 import jax
+from jax.experimental import topologies
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 import numpy as np
 import pytest
 
 import rljax_kernels
+from rljax_kernels import logits
+from rljax_kernels.vocab_sample import blocks
 from tests.kernels import meshes, oracle
 
 LAST = np.float32(1 - 2**-24)
@@ -145,6 +150,17 @@ class BlocksTest(parameterized.TestCase):
     np.testing.assert_array_equal(drawn.token[:2], best[:2])
     np.testing.assert_allclose(drawn.entropy[3], np.log(300), atol=1e-5)
     np.testing.assert_array_equal(drawn.token[3], 150)
+
+  def test_what_other_platforms_do(self):
+    # They read all sub-blocks of pass 2 at once.
+    c = oracle.case(24, 8, 300, valid=290)
+    u = uniforms(24)
+    rows = blocks.Rows(jnp.asarray(1 / c.temperature), jnp.asarray(u))
+    form, plan = logits.Form(valid=290), blocks.Plan(128, serial=False)
+    run = jax.jit(functools.partial(blocks.draw, form=form, plan=plan))
+    drawn = run(c.hidden, c.unembed, rows)
+    self.assertLess(gap(c, drawn.token, u), ULPS)
+    check_facts(c, drawn)
 
   def test_vmap(self):
     c = oracle.case(24, 8, 300)
@@ -293,3 +309,26 @@ class BadInputTest(parameterized.TestCase):
     keys = jax.random.split(jax.random.key(0, impl='rbg'), 4)
     with self.assertRaisesRegex(ValueError, 'threefry'):
       rljax_kernels.gumbel_sample(np.zeros((4, 8)), np.zeros((50, 8)), keys)
+
+
+@pytest.mark.aot
+@pytest.mark.parametrize('columns', [False, True])
+def test_compiles_for_a_tpu(columns):
+  if importlib.util.find_spec('libtpu') is None:
+    pytest.skip('libtpu is not installed.')
+  os.environ['ALLOW_MULTIPLE_LIBTPU_LOAD'] = '1'
+  os.environ['TPU_SKIP_MDS_QUERY'] = '1'
+  topology = topologies.get_topology_desc('v5e:2x2', 'tpu')
+  place = jax.sharding.SingleDeviceSharding(topology.devices[0])
+
+  def make(*shape, dtype=jnp.float32):
+    return jax.ShapeDtypeStruct(shape, dtype, sharding=place)
+
+  n, d, v = 64, 1024, 151936
+  h = make(n, d, dtype=jnp.bfloat16)
+  w = make(*((d, v) if columns else (v, d)), dtype=jnp.bfloat16)
+  program = sample.lower(h, w, make(n), make(n)).compile()
+  assert f'{n},{v}' not in program.as_text()
+  memory = program.memory_analysis()
+  # Less than the logits of one block and the sub-blocks of pass 2.
+  assert memory.temp_size_in_bytes < 4 * 2**20 + 2 * n * 128 * d

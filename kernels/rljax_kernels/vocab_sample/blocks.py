@@ -166,7 +166,8 @@ def draw(hidden, unembed, rows: Rows, form: logits.Form, plan: Plan) -> Drawn:
     sums = jax.tree.map(
       lambda x: jax.lax.all_gather(x, form.axis, axis=1, tiled=True), own
     )
-  shard = _Shard(hidden, unembed, z, form, plan.serial)
+  # To gather columns, a TPU would copy the whole unembedding.
+  shard = _Shard(hidden, unembed, z, form, plan.serial or form.columns)
   token = force(_token(shard, rows, sums), rows.forced)
   chosen = _logit(shard, token)
   return drawn(token, chosen, moments(sums, rows.inverse), rows.inverse)
@@ -263,7 +264,9 @@ def _logit(shard: _Shard, token) -> jax.Array:
   here = (local >= 0) & (local < shard.width)
   local = jnp.clip(local, 0, shard.width - 1)
   if shard.z is None:
-    z = logits.of_ids(shard.hidden, shard.unembed, local, shard.form)
+    z = logits.of_spans(
+      shard.hidden, shard.unembed, local, 1, shard.form, shard.serial
+    )[:, 0]
   else:
     z = cdf.take(shard.z.reshape(local.shape[0], -1), local)
   z = jnp.where(here, z, -jnp.inf)
