@@ -80,7 +80,6 @@ def check_facts(c: oracle.Case, drawn, atol=1e-5) -> None:
 
 # (V, block, softcap, valid, whether the unembedding is [D, V])
 CASES = (
-  (7, None, None, None, False),
   (1000, 128, 5.0, None, True),
   (1001, 384, None, 700, False),
   (50257, None, None, 50000, False),
@@ -104,8 +103,8 @@ class BlocksTest(parameterized.TestCase):
     check_facts(c, drawn)
 
   def test_block_does_not_matter(self):
-    c = oracle.case(2000, 8, 2053)
-    u = uniforms(2000)
+    c = oracle.case(1000, 8, 2053)
+    u = uniforms(1000)
     found = [draw(c, u, block=b) for b in (None, 384)]
     differ = np.flatnonzero(found[0].token != found[1].token)
     near = np.abs(cdf(c)[differ] - u[differ, None]).min(1, initial=1.0)
@@ -162,6 +161,7 @@ class BlocksTest(parameterized.TestCase):
     self.assertLess(gap(c, drawn.token, u), ULPS)
     check_facts(c, drawn)
 
+  @pytest.mark.slow
   def test_vmap(self):
     c = oracle.case(24, 8, 300)
     u = uniforms(24)
@@ -259,6 +259,7 @@ class GumbelTest(parameterized.TestCase):
       np.testing.assert_array_equal(drawn.token, whole.token)
       np.testing.assert_allclose(drawn.logp, whole.logp, atol=1e-5)
 
+  @pytest.mark.slow
   def test_frequencies(self):
     n, v, block = 20_000, 300, 128
     c = oracle.case(1, 8, v, spread=1.0)
