@@ -1,12 +1,14 @@
 """Vocabulary kernels: log-probs and samples without `[tokens, vocab]`."""
 
+from rljax_kernels.layout import Layout
 from rljax_kernels.vocab_logits.api import gather_logits, vocab_topk
 from rljax_kernels.vocab_sample.api import gumbel_sample, vocab_sample
 from rljax_kernels.vocab_sample.cdf import pick
-from rljax_kernels.vocab_stats.api import Layout, token_loss, vocab_stats
+from rljax_kernels.vocab_stats.api import Reference, token_loss, vocab_stats
 
 __all__ = [
   'Layout',
+  'Reference',
   'gather_logits',
   'gumbel_sample',
   'pick',

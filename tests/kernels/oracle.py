@@ -7,7 +7,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+import rljax_kernels
+
 NAMES = ('logp', 'lse', 'entropy')
+ALONE = (
+  *NAMES, 'varentropy', 'top_logp', 'collision', 'entropy_drift', 'polarity',
+)  # fmt: skip
+PAIRED = ('ref_logp', 'kl_pq', 'kl_qp', 'js')
+BETA = 0.3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,6 +27,7 @@ class Case:
   temperature: np.ndarray  # f32 [N]
   softcap: float | None = None
   valid: int | None = None
+  other: 'Case | None' = None  # the reference; its targets are not read
 
   @property
   def arrays(self) -> tuple[np.ndarray, ...]:
@@ -29,9 +37,16 @@ class Case:
   @property
   def options(self) -> dict:
     """What `vocab_stats` takes by keyword."""
-    return dict(
+    own = dict(
       temperature=self.temperature, softcap=self.softcap, valid=self.valid
     )
+    if self.other is None:
+      return own
+    q = self.other
+    reference = rljax_kernels.Reference(
+      q.hidden, q.unembed, q.temperature, q.softcap, q.valid
+    )
+    return own | dict(reference=reference, beta=BETA)
 
 
 def case(n, d, v, *, seed=0, spread=2.0, softcap=None, valid=None) -> Case:
@@ -57,6 +72,13 @@ def shapes(parity: int) -> list[tuple[int, int, int, int]]:
     if (place + (d == 8)) % 2 == parity:
       found.append((index, n, d, v))
   return found
+
+
+def paired(c: Case, width: int, *, seed: int = 9, **changes) -> Case:
+  """Returns the case with a reference of another width."""
+  n, v = len(c.hidden), len(c.unembed)
+  other = case(n, width, v, seed=seed, **changes)
+  return dataclasses.replace(c, other=other)
 
 
 def varied(index, n, d, v) -> tuple[Case, int | None]:
@@ -90,32 +112,91 @@ def logits(c: Case) -> np.ndarray:
   return z
 
 
+def _log_softmax(z):
+  top = z.max(1, keepdims=True)
+  return z - top - np.log(np.exp(z - top).sum(1, keepdims=True))
+
+
+def _mean(p, values):
+  return np.where(p > 0, p * np.where(p > 0, values, 0.0), 0.0).sum(1)
+
+
+def _log_mix(log_p, log_q):
+  return np.logaddexp(log_p + np.log(1 - BETA), log_q + np.log(BETA))
+
+
+@np.errstate(invalid='ignore')
 def stats(c: Case) -> dict[str, np.ndarray]:
-  """Returns logp, lse and entropy, f64 [N] each."""
+  """Returns every statistic, f64 [N] each."""
   z = logits(c)
-  top = z.max(1)
-  lse = top + np.log(np.exp(z - top[:, None]).sum(1))
-  log_p = z - lse[:, None]
+  log_p = _log_softmax(z)
   p = np.exp(log_p)
-  entropy = -(p * np.where(p > 0, log_p, 0.0)).sum(1)
-  chosen = log_p[np.arange(len(p)), c.targets]
-  return {'logp': chosen, 'lse': lse, 'entropy': entropy}
+  rows = np.arange(len(p))
+  entropy = -_mean(p, log_p)
+  u = np.where(p > 0, log_p + entropy[:, None], 0.0)
+  drift = (p * p * u).sum(1)
+  found = {
+    'logp': log_p[rows, c.targets],
+    'lse': z[:, 0] - log_p[:, 0],
+    'entropy': entropy,
+    'varentropy': (p * u * u).sum(1),
+    'top_logp': log_p.max(1),
+    'collision': (p * p).sum(1),
+    'entropy_drift': drift,
+    'polarity': drift - (p * u)[rows, c.targets],
+  }
+  if c.other is None:
+    return found
+  log_q = _log_softmax(logits(c.other))
+  q, mix = np.exp(log_q), _log_mix(log_p, log_q)
+  return found | {
+    'ref_logp': log_q[rows, c.targets],
+    'kl_pq': _mean(p, log_p - log_q),
+    'kl_qp': _mean(q, log_q - log_p),
+    'js': (1 - BETA) * _mean(p, log_p - mix) + BETA * _mean(q, log_q - mix),
+  }
+
+
+def _partials(c: Case, names) -> dict[str, np.ndarray]:
+  """Returns d statistic / d log p [N, V], as if all log p were free."""
+  log_p = _log_softmax(logits(c))
+  p = np.exp(log_p)
+  log_p = np.where(p > 0, log_p, 0.0)
+  entropy = -(p * log_p).sum(1, keepdims=True)
+  u = np.where(p > 0, log_p + entropy, 0.0)
+  one = np.eye(p.shape[1])[c.targets]
+  of_entropy = -p * (log_p + 1)
+  drift = 2 * p * p * u + p * p + (p * p).sum(1, keepdims=True) * of_entropy
+  own = (p * one).sum(1, keepdims=True) * of_entropy
+  made = {
+    'logp': lambda: one,
+    'entropy': lambda: of_entropy,
+    'varentropy': lambda: p * u * u + 2 * p * u,
+    'top_logp': lambda: np.eye(p.shape[1])[p.argmax(1)],
+    'collision': lambda: 2 * p * p,
+    'entropy_drift': lambda: drift,
+    'polarity': lambda: drift - one * (p * u + p) - own,
+  }
+  if c.other is not None:
+    log_q = _log_softmax(logits(c.other))
+    ratio = np.where(p > 0, log_p - np.where(p > 0, log_q, 0.0), 0.0)
+    far = np.where(p > 0, log_p - _log_mix(log_p, log_q), 0.0)
+    made |= {
+      'kl_pq': lambda: p * ratio + p,
+      'kl_qp': lambda: -np.exp(log_q),
+      'js': lambda: (1 - BETA) * p * far,
+    }
+  return {name: make() for name, make in made.items() if name in names}
 
 
 def gradients(c: Case, cotangent: dict) -> tuple[np.ndarray, np.ndarray]:
   """Returns d hidden [N, D] and d unembed [V, D] for cotangents [N] each."""
-  found, z = stats(c), logits(c)
-  log_p = z - found['lse'][:, None]
-  p = np.exp(log_p)
-  log_p = np.where(p > 0, log_p, 0.0)
-  one = np.eye(p.shape[1])[c.targets]
-  slopes = {
-    'logp': one - p,
-    'lse': p,
-    'entropy': -p * (log_p + found['entropy'][:, None]),
-  }
-  dz = sum(np.float64(g)[:, None] * slopes[k] for k, g in cotangent.items())
-  dz /= np.asarray(c.temperature, np.float64)[:, None]
+  p = np.exp(_log_softmax(logits(c)))
+  dz = np.float64(cotangent.get('lse', np.zeros(len(p))))[:, None] * p
+  for name, partial in _partials(c, cotangent).items():
+    slope = partial - p * partial.sum(1, keepdims=True)
+    dz = dz + np.float64(cotangent[name])[:, None] * slope
+  dz = dz / np.asarray(c.temperature, np.float64)[:, None]
   hidden = np.asarray(c.hidden, np.float64)
   unembed = np.asarray(c.unembed, np.float64)
   if c.softcap is not None:

@@ -1,33 +1,47 @@
 """Per-token vocabulary statistics of `hidden @ unembed.T`, and token losses."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 import dataclasses
 import functools
-from typing import Any, cast
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import PartitionSpec
 
-from rljax_kernels.vocab_stats import reference, xla
-
-_WANT = ('logp', 'lse', 'entropy')
-_IMPLEMENTATIONS = ('xla_token', 'reference')
+from rljax_kernels.layout import Layout
+from rljax_kernels.vocab_stats import (
+  algebra,
+  choice,
+  program,
+  reference,
+  xla_token,
+)
+from rljax_kernels.vocab_stats.program import Inputs, Plan, Side
 
 
 @dataclasses.dataclass(frozen=True)
-class Layout:
-  """How rows and vocabulary are split over a mesh.
+class Reference:
+  """Another model's view of the same tokens; no gradient reaches it.
 
   Attributes:
-    mesh: the device mesh.
-    rows: mesh axes that split the N tokens.
-    vocab: mesh axis that splits the vocabulary, or None.
+    hidden: [N, Dq]; its width may differ.
+    unembed: [V, Dq] or [Dq, V], of the same ids.
+    temperature: scalar or [N], positive.
+    softcap: None or c, for logits c * tanh(x / c).
+    valid: None or the number of real ids.
   """
 
-  mesh: Mesh
-  rows: tuple[str, ...] = ()
-  vocab: str | None = None
+  hidden: jax.Array
+  unembed: jax.Array
+  temperature: jax.Array | float = 1.0
+  softcap: float | None = None
+  valid: int | None = None
+
+
+jax.tree_util.register_dataclass(
+  Reference, ['hidden', 'unembed', 'temperature'], ['softcap', 'valid']
+)
 
 
 def vocab_stats(
@@ -38,49 +52,82 @@ def vocab_stats(
   temperature: jax.Array | float = 1.0,
   softcap: float | None = None,
   valid: int | None = None,
+  reference: Reference | None = None,
   want: Sequence[str] = ('logp',),
+  beta: float = 0.5,
   layout: Layout | None = None,
+  vocab_axis: str | None = None,
   block: int | None = None,
   implementation: str | None = None,
-) -> dict[str, jax.Array]:
+  explain: bool = False,
+) -> Any:
   """Returns per-token statistics of the softmax over the vocabulary.
 
-  Differentiable in `hidden` and `unembed`; the backward pass recomputes the
-  logits block by block. Statistics are float32 whatever the inputs are.
+  Differentiable in `hidden` and `unembed`, in any combination of the
+  statistics; the backward pass recomputes the logits block by block.
+  Statistics are float32 whatever the inputs are. With p the softmax of
+  `hidden @ unembed.T / temperature`, q that of the reference and
+  u = log p + entropy, `want` names among
+
+    logp            log p of the target
+    lse             log of the normalizer
+    entropy         -sum p log p
+    varentropy      sum p u^2
+    top_logp        log of the largest p
+    collision       sum p^2
+    entropy_drift   sum p^2 u
+    polarity        entropy_drift - p u at the target: what a policy-gradient
+                    step on this token does to the entropy, per unit of
+                    advantage and step
+    ref_logp        log q of the target
+    kl_pq, kl_qp    KL(p || q) and KL(q || p); inf where one bans an id that
+                    the other may draw
+    js              (1 - beta) KL(p || m) + beta KL(q || m) with the mixture
+                    m = (1 - beta) p + beta q; two passes
 
   Args:
     hidden: [N, D], float32 or bfloat16.
-    unembed: [V, D].
-    targets: i32 [N], ids in [0, V).
+    unembed: [V, D] or [D, V]; a square one is [V, D].
+    targets: i32 [N]. Where an id is banned or not in [0, V), logp and ref_logp
+      are -inf and pass no gradient.
     temperature: scalar or [N], positive.
-    softcap: None or c, for logits c * tanh(x / c).
+    softcap: None or c, for logits c * tanh(x / c) before the temperature.
     valid: None or the number of real ids; the rest of V is padding.
-    want: names among 'logp', 'lse' and 'entropy'.
-    layout: how the arrays are split, or None for one device.
-    block: tokens a block, or None to choose by the vocabulary's size.
-    implementation: 'xla_token', 'reference' or None to choose.
+    reference: the other model, for ref_logp, the KLs and js.
+    want: names of the statistics.
+    beta: in (0, 1), see js.
+    layout: how the arrays are split over a mesh, or None.
+    vocab_axis: inside a `shard_map` with `check_vma=True`: the mesh axis that
+      splits the vocabulary.
+    block: tokens or ids a block, or None to choose.
+    implementation: 'pallas_tpu', 'xla_vocab', 'xla_token', 'reference', or
+      None to choose by the platform the program is compiled for.
+    explain: return the `Choice` (name and reason) and compute nothing.
 
   Returns:
-    A mapping of f32 [N], in nats.
+    A mapping of f32 [N], in nats; `Choice` with `explain`.
 
   Raises:
-    ValueError: for shapes, dtypes or names that do not fit.
+    ValueError: for shapes, dtypes, names or numbers that do not fit.
+    NotImplementedError: an implementation that was asked for cannot serve.
   """
-  _check(hidden, unembed, targets, want, implementation)
-  inverse = _inverse(temperature, hidden.shape[0])
-  if implementation == 'reference':
-    found = reference.vocab_stats(
-      hidden, unembed, targets, 1.0 / inverse, softcap=softcap, valid=valid
-    )
-  else:
-    options = xla.Options(softcap, valid, layout and layout.vocab, block)
-    args = (hidden, unembed, targets, inverse, options, layout)
-    found = cast(dict[str, jax.Array], _recomputed(*args))
-  return {name: found[name] for name in want}
+  spec = _spec(want, softcap, valid, reference, beta)
+  plan = _plan(
+    hidden, unembed, targets, reference,
+    spec=spec, vocab_axis=vocab_axis, block=block,
+  )  # fmt: skip
+  paired = reference if spec.reference else None
+  x = _inputs(hidden, unembed, targets, temperature, paired)
+  picked = choice.choose(plan, x, layout, implementation)
+  if explain:
+    return picked
+  form = _Program(plan, picked, layout)
+  stats = algebra.with_derived(form.differentiable(x))
+  return {name: stats[name] for name in want}
 
 
 def token_loss(
-  fn: Callable[[dict, dict], tuple[jax.Array, dict]],
+  fn: xla_token.Objective,
   hidden: jax.Array,
   unembed: jax.Array,
   targets: jax.Array,
@@ -90,139 +137,308 @@ def token_loss(
   temperature: jax.Array | float = 1.0,
   softcap: float | None = None,
   valid: int | None = None,
+  reference: Reference | None = None,
+  want: Sequence[str] = ('logp', 'lse', 'entropy'),
+  beta: float = 0.5,
   layout: Layout | None = None,
   block: int | None = None,
-) -> xla.Sums:
+  implementation: str | None = None,
+) -> xla_token.Sums:
   """Returns -sum(weight * objective) with its gradients, in one pass.
 
-  For objectives that are separable over tokens the gradients are computed
-  beside the value, block by block, and tokens of weight 0 are skipped.
+  For objectives that are separable over tokens. In token blocks (a CPU's
+  choice) the gradients are computed beside the value and tokens of weight 0
+  are skipped; elsewhere a forward and a backward sweep are made.
 
   Args:
     fn: (statistics, data) to (objective f32 [n], mapping of f32 [n] that is
       summed over live tokens); separable over tokens.
     hidden: [N, D].
-    unembed: [V, D].
+    unembed: [V, D] or [D, V].
     targets: i32 [N].
     weight: f32 [N]; 0 marks a dead token, whose `data` may be anything.
     data: mapping of f32 [N].
     temperature: scalar or [N], positive.
     softcap: None or c, for logits c * tanh(x / c).
     valid: None or the number of real ids; the rest of V is padding.
+    reference: the other model, see `vocab_stats`.
+    want: the statistics that `fn` reads; 'logp' and 'lse' are always there.
+    beta: see `vocab_stats`.
     layout: how the arrays are split, or None for one device.
-    block: tokens a block, or None to choose by the vocabulary's size.
+    block: tokens or ids a block, or None to choose.
+    implementation: see `vocab_stats`.
 
   Returns:
-    `Sums`: loss, aux, d_hidden [N, D], d_unembed [V, D], and the statistics
-    f32 [N] of live tokens.
+    `Sums`: loss, aux, d_hidden [N, D], d_unembed as unembed, and the
+    statistics f32 [N] of live tokens.
   """
-  _check(hidden, unembed, targets, (), None)
-  options = xla.Options(softcap, valid, layout and layout.vocab, block)
-  run = functools.partial(_token_loss, fn, options=options)
-  inverse = _inverse(temperature, hidden.shape[0])
-  args = (hidden, unembed, targets, weight, dict(data), inverse)
-  if layout is None:
-    return run(*args)
-  rows, vocab = PartitionSpec(layout.rows), PartitionSpec(layout.vocab)
-  none = PartitionSpec()
-  out_specs: Any = (none, none, rows, vocab, rows)
-  return jax.shard_map(
-    functools.partial(run, rows=layout.rows),
-    mesh=layout.mesh,
-    in_specs=(rows, vocab, rows, rows, rows, rows),
-    out_specs=xla.Sums(*out_specs),
-    check_vma=False,
-  )(*args)
+  spec = _spec(want, softcap, valid, reference, beta)
+  plan = _plan(hidden, unembed, targets, reference, spec=spec, block=block)
+  paired = reference if spec.reference else None
+  x = _inputs(hidden, unembed, targets, temperature, paired)
+  picked = choice.choose(plan, x, layout, implementation)
+  return _Program(plan, picked, layout).loss(fn, x, weight, dict(data))
 
 
-def _token_loss(
-  fn, hidden, unembed, targets, weight, data, inverse, *, options, rows=()
-):
-  sums = xla.loss_and_gradients(
-    fn, hidden, unembed, targets, weight, data, inverse, options
-  )
-  if not rows:
-    return sums
-  loss, aux, d_unembed = jax.lax.psum(
-    (sums.loss, sums.aux, sums.d_unembed), rows
-  )
-  return sums._replace(loss=loss, aux=aux, d_unembed=d_unembed)
+@dataclasses.dataclass(frozen=True)
+class _Program:
+  """One implementation on one layout."""
 
+  plan: Plan
+  picked: choice.Choice
+  layout: Layout | None
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5))
-def _recomputed(hidden, unembed, targets, inverse, options, layout):
-  return _forward(hidden, unembed, targets, inverse, options, layout)
+  def differentiable(self, x: Inputs) -> dict[str, jax.Array]:
+    """Returns the statistics of the plan, f32 [N] each."""
+    if self.picked.name == 'reference':
+      return reference.vocab_stats(self.plan, x)
+    return _recomputed(self, x)
 
-
-def _forward(hidden, unembed, targets, inverse, options, layout):
-  run = functools.partial(xla.forward, options=options)
-  if layout is not None:
-    rows, vocab = PartitionSpec(layout.rows), PartitionSpec(layout.vocab)
-    run = jax.shard_map(
+  def spread(self, run, in_specs, out_specs):
+    """Returns `run`, over the mesh if there is one."""
+    if self.layout is None:
+      return run
+    # Rules lie outside shard_map: inside, cotangents of replicated outputs
+    # would arrive divided by the size of the vocabulary axis.
+    return jax.shard_map(
       run,
-      mesh=layout.mesh,
-      in_specs=(rows, vocab, rows, rows),
-      out_specs=rows,
+      mesh=self.layout.mesh,
+      in_specs=in_specs,
+      out_specs=out_specs,
       check_vma=False,
     )
-  return run(hidden, unembed, targets, inverse)
 
+  @property
+  def local(self) -> Plan:
+    """The plan inside the mesh."""
+    if self.layout is None or self.layout.vocab is None:
+      return self.plan
+    return dataclasses.replace(self.plan, vocab_axis=self.layout.vocab)
 
-def _recomputed_fwd(hidden, unembed, targets, inverse, options, layout):
-  out = _forward(hidden, unembed, targets, inverse, options, layout)
-  return out, (hidden, unembed, targets, inverse)
+  @property
+  def rows(self) -> PartitionSpec:
+    """Where arrays with a row for each token live."""
+    return PartitionSpec(self.layout.rows if self.layout else ())
 
+  def unembed(self, wide: bool) -> PartitionSpec:
+    """Where an unembedding lives."""
+    axis = self.layout.vocab if self.layout else None
+    return PartitionSpec(None, axis) if wide else PartitionSpec(axis)
 
-def _recomputed_bwd(options, layout, saved, cotangent):
-  run: Any = functools.partial(_backward, options=options)
-  if layout is not None:
-    rows, vocab = PartitionSpec(layout.rows), PartitionSpec(layout.vocab)
-    # The rule lies outside shard_map: inside it, cotangents of replicated
-    # outputs would arrive divided by the size of the vocabulary axis.
-    run = jax.shard_map(
-      functools.partial(run, rows=layout.rows),
-      mesh=layout.mesh,
-      in_specs=(rows, vocab, rows, rows, rows),
-      out_specs=(rows, vocab),
-      check_vma=False,
+  def inputs(self, x: Inputs) -> Inputs:
+    """The specs of all inputs."""
+    ref = None
+    if x.reference is not None:
+      ref = self._side(self.plan.ref_wide)
+    rows: Any = self.rows
+    return Inputs(self._side(self.plan.wide), rows, ref)
+
+  def _side(self, wide: bool) -> Side:
+    specs: Any = (self.rows, self.unembed(wide), self.rows)
+    return Side(*specs)
+
+  def forward(self, x: Inputs) -> dict[str, jax.Array]:
+    """Returns the statistics and what the gradient needs, f32 [N, 1] each."""
+
+    def run(x: Inputs):
+      sweep = functools.partial(choice.sweep, self.picked, self.local, x)
+      return program.statistics(self.local, x, sweep)
+
+    return self.spread(run, (self.inputs(x),), self.rows)(x)
+
+  def backward(self, x: Inputs, constants: algebra.Columns):
+    """Returns cotangents of hidden and unembed."""
+    plan, layout = self.local, self.layout
+
+    def run(x: Inputs, constants):
+      dh, dw = choice.pull(self.picked, plan, x, constants)
+      if plan.vocab_axis is not None:
+        dh = jax.lax.psum(dh, plan.vocab_axis)
+      rows = (
+        layout.rows if layout else program.varying_more(dw, x.policy.unembed)
+      )
+      if rows:
+        dw = jax.lax.psum(dw, rows)
+      return dh.astype(x.policy.hidden.dtype), dw
+
+    specs = (self.inputs(x), self.rows)
+    out = (self.rows, self.unembed(self.plan.wide))
+    return self.spread(run, specs, out)(x, constants)
+
+  def loss(self, fn, x: Inputs, weight, data) -> xla_token.Sums:
+    """Returns a token loss with its gradients."""
+    if self.picked.name == 'by_platform':
+      kernel = dataclasses.replace(self, picked=self.picked.on('tpu'))
+      vocab = dataclasses.replace(self, picked=self.picked.on('gpu'))
+      token = dataclasses.replace(self, picked=self.picked.on('cpu'))
+      return jax.lax.platform_dependent(
+        x, weight, data,
+        tpu=functools.partial(kernel.loss, fn),
+        cuda=functools.partial(vocab.loss, fn),
+        rocm=functools.partial(vocab.loss, fn),
+        default=functools.partial(token.loss, fn),
+      )  # fmt: skip
+    if self.picked.name != 'xla_token':
+      return self._two_sweeps(fn, x, weight, data)
+    rows, none = self.rows, PartitionSpec()
+    run = functools.partial(self._one_pass, fn)
+    out: Any = (none, none, rows, self.unembed(self.plan.wide), rows)
+    specs = (self.inputs(x), rows, rows)
+    return self.spread(run, specs, xla_token.Sums(*out))(x, weight, data)
+
+  def _one_pass(self, fn, x: Inputs, weight, data) -> xla_token.Sums:
+    sums = xla_token.loss_and_gradients(self.local, fn, x, weight, data)
+    if self.layout is None or not self.layout.rows:
+      return sums
+    loss, aux, d_unembed = jax.lax.psum(
+      (sums.loss, sums.aux, sums.d_unembed), self.layout.rows
     )
-  d_hidden, d_unembed = run(*saved, cotangent)
-  return d_hidden, d_unembed, None, None
+    return sums._replace(loss=loss, aux=aux, d_unembed=d_unembed)
+
+  def _two_sweeps(self, fn, x: Inputs, weight, data) -> xla_token.Sums:
+    live = weight != 0
+    found = self.forward(x)
+    basic = {k: found[k][:, 0] for k in self.plan.spec.names}
+    objective, pull, (stats, aux) = jax.vjp(
+      lambda s: xla_token.objective_of(fn, s, data), basic, has_aux=True
+    )
+    # Dead rows may hold NaN in `data`: their cotangent is cut, not multiplied.
+    (g,) = pull(-weight)
+    g = {k: jnp.where(live, v, 0.0)[:, None] for k, v in g.items()}
+    constants = algebra.constants(self.plan.spec, found, g)
+    d_hidden, d_unembed = self.backward(x, constants)
+
+    def kept(a):
+      return jnp.where(live, a, 0.0)
+
+    return xla_token.Sums(
+      -jnp.sum(kept(objective * weight)),
+      {k: jnp.sum(kept(v)) for k, v in aux.items()},
+      d_hidden,
+      d_unembed,
+      {k: kept(v) for k, v in stats.items()},
+    )
 
 
-def _backward(
-  hidden, unembed, targets, inverse, cotangent, *, options, rows=()
-):
-  d_hidden, d_unembed = xla.backward(
-    hidden, unembed, targets, inverse, cotangent, options
-  )
-  return d_hidden, jax.lax.psum(d_unembed, rows) if rows else d_unembed
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _recomputed(form: _Program, x: Inputs) -> dict[str, jax.Array]:
+  found = form.forward(x)
+  return {k: found[k][:, 0] for k in form.plan.spec.names}
+
+
+def _recomputed_fwd(form: _Program, x: Inputs):
+  found = form.forward(x)
+  out = {k: found[k][:, 0] for k in form.plan.spec.names}
+  return out, (x, found)
+
+
+def _recomputed_bwd(form: _Program, saved, cotangent):
+  x, found = saved
+  g = {k: v[:, None] for k, v in cotangent.items() if k != 'ref_logp'}
+  constants = algebra.constants(form.plan.spec, found, g)
+  d_hidden, d_unembed = form.backward(x, constants)
+  zero = jax.tree.map(jnp.zeros_like, x.reference)
+  inverse = jnp.zeros_like(x.policy.inverse)
+  none: Any = None
+  return (Inputs(Side(d_hidden, d_unembed, inverse), none, zero),)
 
 
 _recomputed.defvjp(_recomputed_fwd, _recomputed_bwd)
 
 
-def _inverse(temperature, rows: int) -> jax.Array:
-  if isinstance(temperature, int | float) and temperature <= 0:
+def _inputs(hidden, unembed, targets, temperature, reference) -> Inputs:
+  """Returns the arrays of a program, columns [N, 1] where a row has one."""
+  rows = hidden.shape[:1]
+  ref = None
+  if reference is not None:
+    ref = Side(
+      jax.lax.stop_gradient(reference.hidden),
+      jax.lax.stop_gradient(reference.unembed),
+      _inverse(reference.temperature, rows),
+    )
+  policy = Side(hidden, unembed, _inverse(temperature, rows))
+  return Inputs(policy, targets.astype(jnp.int32)[:, None], ref)
+
+
+def _inverse(temperature, rows: tuple[int, ...]) -> jax.Array:
+  if isinstance(temperature, int | float) and not temperature > 0:
     raise ValueError(f'temperature is {temperature}; it must be positive.')
   inverse = 1.0 / jnp.asarray(temperature, jnp.float32)
-  return jnp.broadcast_to(inverse, (rows,))
+  if inverse.shape not in ((), rows):
+    raise ValueError(
+      f'temperature {inverse.shape} must be a scalar or {rows}, one a token.'
+    )
+  return jax.lax.stop_gradient(jnp.broadcast_to(inverse, rows)[:, None])
 
 
-def _check(hidden, unembed, targets, want, implementation):
+def _spec(want, softcap, valid, reference, beta) -> algebra.Spec:
+  """Returns what is to be computed, or raises for a name that is none."""
+  unknown = [name for name in want if name not in algebra.WANT]
+  if unknown:
+    raise ValueError(f'want={unknown} is not among {algebra.WANT}.')
+  paired = [name for name in want if name in algebra.PAIRED]
+  if paired and reference is None:
+    raise ValueError(f'want={paired} needs a reference=Reference(...).')
+  if not 0 < beta < 1:
+    raise ValueError(f'beta={beta} must lie between 0 and 1.')
+  _check_positive(softcap=softcap, valid=valid)
+  names = {'logp', 'lse'}
+  for name in want:
+    names |= set(algebra.DERIVED.get(name, (name,)))
+  order = (*algebra.PLAIN, *(algebra.PAIRED if paired else ()))
+  ref = None
+  if paired:
+    ref = algebra.Bend(reference.softcap, reference.valid)
+  return algebra.Spec(
+    tuple(name for name in order if name in names),
+    algebra.Bend(softcap, valid),
+    ref,
+    beta,
+  )
+
+
+def _check_positive(**numbers) -> None:
+  for name, number in numbers.items():
+    if number is not None and not number > 0:
+      raise ValueError(f'{name}={number} must be positive.')
+
+
+def _plan(hidden, unembed, targets, reference, **options) -> Plan:
+  """Returns the plan of arrays that fit, or raises for what does not."""
   shapes = f'hidden {hidden.shape}, unembed {unembed.shape}'
-  if hidden.ndim != 2 or unembed.ndim != 2:
-    raise ValueError(f'Need hidden [N, D] and unembed [V, D], got {shapes}.')
-  if hidden.shape[1] != unembed.shape[1]:
-    raise ValueError(f'Model widths differ: {shapes}; unembed is [V, D].')
+  wide = _wide(hidden, unembed, 'unembed')
+  _check_positive(block=options.get('block'), N=len(hidden))
   if targets.shape != hidden.shape[:1]:
     raise ValueError(f'targets {targets.shape} must be [N]; {shapes}.')
-  if jnp.float16 in (hidden.dtype, unembed.dtype):
-    raise ValueError('float16 is not supported; use bfloat16 or float32.')
-  unknown = [name for name in want if name not in _WANT]
-  if unknown:
-    raise ValueError(f'want={unknown} is not among {_WANT}.')
-  if implementation not in (None, *_IMPLEMENTATIONS):
+  if not jnp.issubdtype(targets.dtype, jnp.integer):
+    raise ValueError(f'targets are {targets.dtype}; ids are integers.')
+  if reference is None:
+    return Plan(wide=wide, **options)
+  ref_wide = _wide(reference.hidden, reference.unembed, 'reference.unembed')
+  sizes = (
+    program.vocab_size(unembed, wide),
+    program.vocab_size(reference.unembed, ref_wide),
+  )
+  if sizes[0] != sizes[1] or len(reference.hidden) != len(hidden):
     raise ValueError(
-      f'implementation={implementation!r} is not among {_IMPLEMENTATIONS}.'
+      f'The reference, hidden {reference.hidden.shape} and unembed'
+      f' {reference.unembed.shape}, has other tokens or ids than {shapes}.'
     )
+  return Plan(wide=wide, ref_wide=ref_wide, **options)
+
+
+def _wide(hidden, unembed, name: str) -> bool:
+  """Returns whether an unembedding is [D, V]; raises if it is neither."""
+  shapes = f'hidden {hidden.shape}, {name} {unembed.shape}'
+  if hidden.ndim != 2 or unembed.ndim != 2:
+    raise ValueError(f'Need hidden [N, D] and unembed [V, D], got {shapes}.')
+  if hidden.shape[1] not in unembed.shape:
+    raise ValueError(
+      f'Model widths differ: {shapes}; {name} is [V, D] or [D, V].'
+    )
+  for array in (hidden, unembed):
+    if array.dtype not in (jnp.float32, jnp.bfloat16):
+      raise ValueError(
+        f'{array.dtype} is not supported ({shapes}); use bfloat16 or float32.'
+      )
+  return hidden.shape[1] != unembed.shape[1]

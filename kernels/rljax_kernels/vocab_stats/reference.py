@@ -3,33 +3,69 @@
 import jax
 import jax.numpy as jnp
 
+from rljax_kernels.vocab_stats import algebra, program
+from rljax_kernels.vocab_stats.program import Inputs, Plan, Side
 
-def logits(hidden, unembed, temperature, *, softcap=None, valid=None):
-  """Returns float32 logits [N, V]; ids at or past `valid` are -inf.
 
-  Args:
-    hidden: [N, D].
-    unembed: [V, D].
-    temperature: scalar or [N].
-    softcap: None or c, for c * tanh(x / c) before the temperature.
-    valid: None or the number of real ids; the rest of V is padding.
-  """
-  z = jnp.einsum(
-    'nd,vd->nv', hidden, unembed, preferred_element_type=jnp.float32
-  )
-  if softcap is not None:
-    z = softcap * jnp.tanh(z / softcap)
-  z = z / jnp.broadcast_to(temperature, z.shape[:1])[:, None]
-  if valid is not None:
-    z = jnp.where(jnp.arange(z.shape[1])[None] < valid, z, -jnp.inf)
+def logits(side: Side, bend: algebra.Bend, wide: bool = False) -> jax.Array:
+  """Returns scaled float32 logits [N, V]; banned ids are -inf."""
+  z = program.dot(side.hidden, side.unembed, wide)
+  if bend.softcap is not None:
+    z = bend.softcap * jnp.tanh(z / bend.softcap)
+  z = z * side.inverse
+  if bend.valid is not None:
+    z = jnp.where(jnp.arange(z.shape[1])[None] < bend.valid, z, -jnp.inf)
   return z
 
 
-def vocab_stats(hidden, unembed, targets, temperature, **options):
-  """Returns logp, lse and entropy, each f32 [N], in nats."""
-  z = logits(hidden, unembed, temperature, **options)
-  lse = jax.nn.logsumexp(z, axis=-1)
-  chosen = jnp.take_along_axis(z, targets[:, None], axis=1)[:, 0]
-  p = jnp.exp(z - lse[:, None])
-  entropy = lse - jnp.sum(p * jnp.where(p > 0, z, 0.0), axis=-1)
-  return {'logp': chosen - lse, 'lse': lse, 'entropy': entropy}
+def _mean(p, values):
+  """Returns the mean of values under p; ids that p bans do not count."""
+  return jnp.sum(jnp.where(p > 0, p * jnp.where(p > 0, values, 0.0), 0.0), 1)
+
+
+def _at(log_p, targets):
+  """Returns log p of the targets, -inf where there is no such id."""
+  ids = jnp.clip(targets, 0, log_p.shape[1] - 1)
+  found = jnp.take_along_axis(log_p, ids, axis=1)
+  there = (ids == targets) & jnp.isfinite(found)
+  return jnp.where(there, found, -jnp.inf)[:, 0]
+
+
+def _finite(log_p):
+  """Returns 0 for the log of 0, which has no gradient."""
+  return jnp.where(jnp.isfinite(log_p), log_p, 0.0)
+
+
+def vocab_stats(plan: Plan, x: Inputs) -> dict[str, jax.Array]:
+  """Returns all statistics of the plan, f32 [N] each, in nats."""
+  z = logits(x.policy, plan.spec.policy, plan.wide)
+  full = jax.nn.log_softmax(z)
+  p, log_p = jnp.exp(full), _finite(full)
+  entropy = -_mean(p, log_p)
+  found = {
+    'logp': _at(full, x.targets),
+    'lse': jax.nn.logsumexp(z, axis=1),
+    'entropy': entropy,
+    'varentropy': _mean(p, (log_p + entropy[:, None]) ** 2),
+    'top_logp': jnp.max(full, axis=1),
+    'collision': jnp.sum(p * p, axis=1),
+    'entropy_drift': _mean(p, p * (log_p + entropy[:, None])),
+  }
+  if x.reference is not None and plan.spec.reference is not None:
+    found |= _paired(plan, x.reference, x.targets, p, log_p)
+  return {name: found[name] for name in plan.spec.names}
+
+
+def _paired(plan: Plan, side: Side, targets, p, log_p) -> dict[str, jax.Array]:
+  assert plan.spec.reference is not None
+  z = logits(side, plan.spec.reference, plan.ref_wide)
+  log_q = jax.lax.stop_gradient(jax.nn.log_softmax(z))
+  q, beta = jnp.exp(log_q), plan.spec.beta
+  mixed = (1 - beta) * p + beta * q
+  mix = jnp.log(jnp.where(mixed > 0, mixed, 1.0))
+  return {
+    'ref_logp': _at(log_q, targets),
+    'kl_pq': _mean(p, log_p - log_q),
+    'kl_qp': _mean(q, log_q - jnp.where(p > 0, log_p, -jnp.inf)),
+    'js': (1 - beta) * _mean(p, log_p - mix) + beta * _mean(q, log_q - mix),
+  }
