@@ -39,6 +39,8 @@ class Config(recipe.Config):
     for name in ('beta', 'clip_low', 'clip_high'):
       if getattr(self, name) < 0:
         raise ValueError(f'--{name}={getattr(self, name)} is negative')
+    if self.clip_low >= 1:
+      raise ValueError(f'--clip_low={self.clip_low} is not below 1')
 
 
 def method(config: Config) -> Method:

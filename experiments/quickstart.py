@@ -65,8 +65,16 @@ class Config(recipe.Config):
   eval_samples: int = run.field(8, 'answers a problem for pass@k at the ends')
 
   def preset(self) -> Mapping[str, Any]:
-    """Returns the defaults of a pretrained model."""
-    return {} if self.model == 'small' else SMOLLM2
+    """Returns the defaults of a pretrained model, or of another task."""
+    if self.model != 'small':
+      return SMOLLM2
+    return {} if self.task == 'arithmetic' else {'task_options': ''}
+
+  def validate(self) -> None:
+    """Raises ValueError if no run can have these values."""
+    super().validate()
+    if self.beta < 0:
+      raise ValueError(f'--beta={self.beta} is negative')
 
 
 def method(config: Config) -> Method:

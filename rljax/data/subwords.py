@@ -30,6 +30,8 @@ class SentencePiece:
   model: bytes = dataclasses.field(repr=False)
 
   def __post_init__(self):
+    if not self.model:
+      raise ValueError('an empty file is no SentencePiece model')
     try:
       _ = self._processor
     except RuntimeError as error:

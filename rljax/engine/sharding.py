@@ -9,12 +9,20 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from rljax.models import rules
 from rljax_kernels import Layout
 
+# Over which rows or parameters are split.
+_SPLIT = [
+  axis
+  for axis in rules.AXES
+  if axis in rules.ROWS or any(axis in spec for _, spec in rules.TRAIN)
+]
+
 
 def parse(text: str) -> dict[str, int]:
   """Returns axis sizes of 'data:4,fsdp:2'; '' means no axes.
 
   Raises:
-    ValueError: for an unknown axis or a size that is no positive integer.
+    ValueError: for an axis that is unknown, split over by nothing or given
+      twice, or a size that is no positive integer.
   """
   sizes = {}
   for part in filter(None, text.split(',')):
@@ -23,7 +31,14 @@ def parse(text: str) -> dict[str, int]:
       raise ValueError(
         f'mesh axis {axis!r} is unknown; choose among {", ".join(rules.AXES)}.'
       )
-    if not size.isdigit() or int(size) < 1:
+    if axis not in _SPLIT:
+      raise ValueError(
+        f'mesh axis {axis!r} would hold copies: nothing is split over it yet;'
+        f' choose among {", ".join(_SPLIT)}.'
+      )
+    if axis in sizes:
+      raise ValueError(f'mesh={text!r} gives {axis!r} twice.')
+    if not size.isdecimal() or int(size) < 1:
       raise ValueError(f'mesh={text!r}: write each axis as name:size.')
     sizes[axis] = int(size)
   return sizes

@@ -10,6 +10,7 @@ long that learning should follow the live length too.
 from collections.abc import Callable, Mapping
 import dataclasses
 import functools
+import math
 from typing import Any, NamedTuple
 
 import jax
@@ -334,7 +335,7 @@ def make_step(
   Raises:
     ValueError: if P cannot be split as the arguments ask.
   """
-  _check_split(method, prompts, sharding.row_shards(mesh), microbatches)
+  check_split(method, prompts, mesh, microbatches)
   engine = _Engine(
     method, models, optimizer, judge, mesh, microbatches, total_steps
   )
@@ -360,18 +361,33 @@ def make_step(
   )
 
 
-def _check_split(method, prompts, shards, microbatches):
+def check_split(
+  method: Method,
+  prompts: int,
+  mesh: Mesh | None,
+  microbatches: int,
+  name: str = 'prompts',
+) -> None:
+  """Raises ValueError if a batch cannot be split as it has to be.
+
+  Args:
+    method: says into how many minibatches.
+    prompts: of a batch over all devices.
+    mesh: over which rows are split.
+    microbatches: parts that each gradient is added up from.
+    name: of the number of prompts, for whoever can change it.
+  """
   parts = {
     'minibatches': method.minibatches,
     'microbatches': microbatches,
-    'row shards of the mesh': shards,
+    'row shards of the mesh': sharding.row_shards(mesh),
   }
-  whole = method.minibatches * microbatches * shards
+  whole = math.prod(parts.values())
   if prompts % whole:
     named = ', '.join(f'{k}={v}' for k, v in parts.items())
     raise ValueError(
-      f'prompts={prompts} per batch must be a multiple of {whole}'
-      f' ({named}): change --prompts or those.'
+      f'{name}={prompts} per batch must be a multiple of {whole}'
+      f' ({named}): change --{name} or those.'
     )
 
 

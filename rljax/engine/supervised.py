@@ -81,6 +81,7 @@ def make_sft(
   method = Method(
     phase=sampling.Phase(max_tokens=1, group_size=1), loss=TokenLoss(_logp)
   )
+  step.check_split(method, prompts, mesh, microbatches, 'sft_prompts')
   learn = step.make_step(
     method,
     {'policy': model},

@@ -1,7 +1,9 @@
 """Checkpoints of a run, and the signals that ask for a last one."""
 
+from collections.abc import Iterator
 import contextlib
 import errno
+import fcntl
 import json
 import os
 import pathlib
@@ -14,11 +16,12 @@ import jax
 import jax.numpy as jnp
 import orbax.checkpoint as ocp
 
-from rljax.runs import run
+from rljax.runs import processes, run
 
 _Tree = TypeVar('_Tree')
 
 _CONFIG = 'config.json'
+_LOCK = '.lock'
 _FULL = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
 
 
@@ -165,18 +168,52 @@ class Checkpoints:
     raise error
 
 
-def check_config(workdir: str | os.PathLike[str], config: run.Config) -> None:
-  """Claims a new folder for a config, or checks that it is the folder's own.
+@contextlib.contextmanager
+def claimed(config: run.Config) -> Iterator[None]:
+  """Holds the folder of a config for as long as its run lasts.
+
+  Process 0 looks, and what it finds wrong is raised in all of them.
 
   Raises:
-    ValueError: the folder holds a run of another config, or one that was not
-      asked to be resumed.
+    ValueError: another process holds the folder, it holds a run of another
+      config or one that was not asked to be resumed, or there is none to
+      resume.
   """
-  if jax.process_index():
-    return
-  path = pathlib.Path(workdir, _CONFIG)
+  with contextlib.ExitStack() as held:
+    error = None
+    if jax.process_index() == 0:
+      try:
+        held.enter_context(_claim(config))
+      except (OSError, ValueError) as raised:
+        error = raised
+    refusal = processes.from_first(str(error or ''))
+    if error:
+      raise error
+    if refusal:
+      raise ValueError(refusal)
+    yield
+
+
+@contextlib.contextmanager
+def _claim(config: run.Config) -> Iterator[None]:
+  """Locks the folder, then checks it or writes its config."""
+  folder = pathlib.Path(config.workdir)
+  if config.resume and not (folder / _CONFIG).exists():
+    raise ValueError(f'--resume: {folder} holds no run')
+  folder.mkdir(parents=True, exist_ok=True)
+  # The system takes the lock back however the process ends.
+  with (folder / _LOCK).open('a') as lock:
+    try:
+      fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+      raise ValueError(f'{folder} is in use by another process') from None
+    _check_config(folder / _CONFIG, config)
+    yield
+
+
+def _check_config(path: pathlib.Path, config: run.Config) -> None:
+  """Writes the config of a new folder, or compares it with the one there."""
   if not path.exists():
-    path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_suffix('.tmp')
     partial.write_text(json.dumps(config.to_json(), indent=2) + '\n')
     partial.replace(path)
@@ -188,10 +225,14 @@ def check_config(workdir: str | os.PathLike[str], config: run.Config) -> None:
   changed = run.diff(old, config)
   if changed:
     listed = ', '.join(f'{k} {a!r} -> {b!r}' for k, (a, b) in changed.items())
-    raise ValueError(f'{workdir} holds a run of another config: {listed}')
+    raise ValueError(
+      f'{path.parent} holds a run of another config: {listed};'
+      ' what a run computes is fixed when it begins'
+    )
   if not config.resume:
     raise ValueError(
-      f'{workdir} holds a run already; add --resume or choose another --workdir'
+      f'{path.parent} holds a run already; add --resume or choose another'
+      ' --workdir'
     )
 
 
@@ -214,6 +255,11 @@ class Interrupt:
   def requested(self) -> bool:
     """Whether the run was asked to stop."""
     return bool(self._signals)
+
+  @property
+  def by_hand(self) -> bool:
+    """Whether it was by Ctrl-C."""
+    return signal.SIGINT in self._signals
 
   def _handle(self, number: int, frame: FrameType | None) -> None:
     del frame

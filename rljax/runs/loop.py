@@ -17,7 +17,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from rljax.core.types import Batch, Params, TrainState
 from rljax.data import prompts
@@ -28,6 +27,7 @@ from rljax.runs import (
   evaluation,
   judging,
   metrics,
+  processes,
   recipe,
   report,
   rollouts,
@@ -49,27 +49,19 @@ def train(
     ValueError: for settings that cannot work, before anything compiles, and
       for a folder of another run.
     OSError: if the disk is full; the last checkpoint stays.
+    KeyboardInterrupt: on Ctrl-C, after all is saved.
   """
-  _join(config)
+  processes.join(config.coordinator, config.processes, config.process)
   parts = recipe.build(config, method)
-  checkpoints.check_config(config.workdir, config)
   try:
-    with checkpoints.Checkpoints(config.workdir, config.keep) as saved:
+    with (
+      checkpoints.claimed(parts.config),
+      checkpoints.Checkpoints(config.workdir, config.keep) as saved,
+    ):
       return _Run(parts, saved).go()
   finally:
     if parts.host is not None:
       parts.host.close()
-
-
-def _join(config: recipe.Config) -> None:
-  """Joins the other processes of the run, if there are any."""
-  if config.processes > 1 and not jax.distributed.is_initialized():
-    jax.distributed.initialize(
-      config.coordinator,
-      config.processes,
-      config.process,
-      initialization_timeout=60,
-    )
 
 
 class _Run:
@@ -82,7 +74,7 @@ class _Run:
     self.before = {'seconds': 0.0, 'cpu_seconds': 0.0}
     self.done = 0
     self.results: dict[str, float] = {}
-    self.last_eval: dict[str, float] = {}
+    self.nonfinite = 0
     self.position: dict[str, int] | None = None
     self.rollouts: rollouts.Rollouts | None = None
 
@@ -90,7 +82,7 @@ class _Run:
     """Runs to the end, or until asked to stop."""
     state = self._restore()
     lead = jax.process_index() == 0
-    title = f'{run.program(self.config).split()[-1]} · {self.config.task}'
+    title = f'{run.program(self.config).name} · {self._task}'
     with (
       metrics.Writer(self.config.workdir, self.position)
       if lead
@@ -98,21 +90,40 @@ class _Run:
       terminal.View(title, seconds=self.before['seconds']) as self.view,
       checkpoints.Interrupt() as interrupt,
     ):
+      self._announce()
       if self.done == 0:
         self._evaluate('begin', state)
       while self.done < self.total:
         if self.done == self.config.sft_steps and self._rl:
+          self._announce()
           # Here, so that no caller keeps the state before it alive.
           state = self._begin_rl(state)
         state = self._advance(state)
-        stop = _anyone(interrupt.requested)
+        stop = processes.anyone(interrupt.requested)
         if stop or self._due(self.config.checkpoint_every):
           self._save(state)
         if stop:
           break
       self._save(state)
       self.saved.wait()
-    return self._finish(lead)
+    values = self._finish(lead)
+    if interrupt.by_hand and not values['finished']:
+      raise KeyboardInterrupt
+    return values
+
+  @property
+  def _task(self) -> str:
+    """The task for people; some have more to say than their name."""
+    return getattr(self.parts.task, 'title', self.parts.task.name)
+
+  def _announce(self) -> None:
+    """Shows the stage whose first step, as a rule, compiles now."""
+    stage = 'rl' if self._rl else 'sft'
+    before = self.config.sft_steps if self._rl else 0
+    count = self.config.steps if self._rl else self._place()[2]
+    found = {k: v for k, v in self.results.items() if k == 'accuracy_sft'}
+    self.view.begin(stage, self.done - before, count, found)
+    self._warn()
 
   # What one step is.
 
@@ -126,6 +137,7 @@ class _Run:
     if 'length' in found:
       rows = self.config.prompts * self.config.group_size
       found['tokens_per_second'] = found['length'] * rows / seconds
+    self._count(found.get('nonfinite', 0.0))
     self.done += 1
     stage, number, count = self._place()
     self.writer.write(stage, number, found, self._seconds())
@@ -136,6 +148,16 @@ class _Run:
     ):
       self._evaluate('end' if self.done in ends else 'middle', state)
     return state
+
+  def _count(self, share: float) -> None:
+    """Adds up the updates that were not finite, a share of the step's."""
+    updates = self.parts.method.updates if self._rl else 1
+    self.nonfinite += round(share * updates)
+    self._warn()
+
+  def _warn(self) -> None:
+    if self.nonfinite:
+      self.view.warn(report.lost(self.nonfinite))
 
   @property
   def _rl(self) -> bool:
@@ -172,7 +194,7 @@ class _Run:
     state, found, glimpse = parts.step.run(state, placed)
     numbers = metrics.finalize(found)
     if parts.host is not None:
-      count = _of_each_process(self._failed() - failed)
+      count = processes.of_each(self._failed() - failed)
       numbers['verifier/failed'] = float(count.sum())
     if parts.loader.skipped:
       numbers['prompts/skipped'] = float(parts.loader.skipped)
@@ -269,7 +291,7 @@ class _Run:
       state = jax.eval_shape(self._begin_rl, state)
     state, record = self.saved.restore(latest, self._placed(state))
     self.before = record['spent']
-    self.results, self.last_eval = record['results'], record['last_eval']
+    self.results, self.nonfinite = record['results'], record['nonfinite']
     self.position = record['position']
     self.parts.loader.set_state(record['loader'])
     if self.parts.sft_loader is not None:
@@ -298,7 +320,7 @@ class _Run:
     record = {
       'spent': {'seconds': self._seconds(), 'cpu_seconds': self._cpu_seconds()},
       'results': self.results,
-      'last_eval': self.last_eval,
+      'nonfinite': self.nonfinite,
       'position': self.writer.position(),
       'loader': self.parts.loader.get_state(),
       'sft_loader': sft_loader.get_state() if sft_loader else None,
@@ -332,11 +354,11 @@ class _Run:
     """Measures the policy on held-out problems; more of it at the ends."""
     if when == 'begin' and self.config.sft_steps:
       return
+    self.view.say_doing('evaluating')
     params = state.params['policy']
     found = evaluation.accuracy(self._greedy(params))
     if when != 'middle' and self.config.eval_samples:
       found |= self._pass_at(params)
-    self.last_eval = found
     stage = 'sft' if self.done <= self.config.sft_steps else 'rl'
     if when != 'middle':
       self.results |= {
@@ -346,9 +368,9 @@ class _Run:
         for k, v in found.items()
       }
     base = {k: v for k, v in self.results.items() if k == 'accuracy_sft'}
-    _, number, count = self._place()
+    _, number, _ = self._place()
     self.writer.write('eval', number, found, self._seconds())
-    self.view.update(stage, number, count, {**found, **base})
+    self.view.measured({**found, **base})
 
   def _pass_at(self, params) -> dict[str, float]:
     scores = self._sampled(params)
@@ -362,31 +384,41 @@ class _Run:
   def _cpu_seconds(self) -> float:
     return self.before['cpu_seconds'] + time.process_time()
 
-  def _finish(self, lead: bool) -> dict[str, Any]:
-    finished = self.done >= self.total
-    values = {
+  def _values(self) -> dict[str, Any]:
+    """Returns what the summary says."""
+    warm = min(self.done, self.config.sft_steps)
+    return {
+      'task': self._task,
       **self.results,
-      'finished': finished,
-      'steps': self.done,
+      'finished': self.done >= self.total,
+      'sft_steps': warm,
+      'steps': self.done - warm,
+      'done': self.done,
+      'total': self.total,
+      'nonfinite': self.nonfinite,
       'seconds': self._seconds(),
       'cpu_seconds': self._cpu_seconds(),
       'peak_rss_mb': _peak_rss_mb(),
       'held_out': self.parts.held.count,
       'held_out_skipped': self.parts.held.skipped,
-      'sft_steps': self.config.sft_steps,
       'control': self.config.control,
       'workdir': str(self.config.workdir),
     }
+
+  def _finish(self, lead: bool) -> dict[str, Any]:
+    """Writes what is left of the run and says where it is."""
+    values = self._values()
     if lead:
-      report.curves(self.config.workdir)
-      start, again = run.program(self.config), run.command(self.config)
-      report.summary(self.config.workdir, values, start, again)
-      view = terminal.View('')
-      view.say(report.headline(values) if finished else 'stopped: saved')
       folder = pathlib.Path(self.config.workdir)
+      again = '' if values['finished'] else run.resumption(self.config)
+      report.curves(folder)
+      report.summary(folder, values, run.program(self.config), again)
+      view = terminal.View('')
+      view.say(report.headline(values))
       view.say(f'summary: {folder / report.SUMMARY_TEXT}')
       view.say(f'picture: {folder / report.CURVES}')
-      view.say(f'resume:  {again} --workdir={folder} --resume')
+      if again:
+        view.say(f'resume:  {again}')
     return values
 
 
@@ -417,17 +449,3 @@ def _peak_rss_mb() -> float:
   """Returns the most memory this process has held, in MB."""
   peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
   return peak / 1e6 if sys.platform == 'darwin' else peak / 1e3
-
-
-def _anyone(asked: bool) -> bool:
-  """Returns whether any process was asked to stop."""
-  return bool(_of_each_process(asked).any())
-
-
-def _of_each_process(value: int) -> np.ndarray:
-  """Returns a number of every process."""
-  if jax.process_count() == 1:
-    return np.array([value])
-  from jax.experimental import multihost_utils
-
-  return np.asarray(multihost_utils.process_allgather(np.array(value)))

@@ -60,15 +60,25 @@ def read(workdir: str | os.PathLike[str]) -> list[dict[str, Any]]:
   """Returns the rows of a run's metrics; null is NaN.
 
   A last line that was cut off while it was written is left out.
+
+  Raises:
+    ValueError: another line is no row; names the file and the line.
   """
   path = pathlib.Path(workdir, FILE)
   if not path.exists():
     return []
-  lines = path.read_text(encoding='utf-8').split('\n')[:-1]
-  return [
-    {k: math.nan if v is None else v for k, v in json.loads(line).items()}
-    for line in lines
-  ]
+  lines = path.read_bytes().split(b'\n')[:-1]
+  return [_row(line, f'{path}, line {i + 1}') for i, line in enumerate(lines)]
+
+
+def _row(line: bytes, place: str) -> dict[str, Any]:
+  try:
+    row = json.loads(line)
+  except ValueError as error:
+    raise ValueError(f'{place}: not JSON: {error}') from None
+  if not isinstance(row, dict) or not {'stage', 'step'} <= row.keys():
+    raise ValueError(f'{place}: not a row: {line[:40]!r}')
+  return {k: math.nan if v is None else v for k, v in row.items()}
 
 
 class Clock:

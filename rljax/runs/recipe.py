@@ -1,15 +1,12 @@
 """From a config to the parts of a run: task, tokenizer, model, step."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 import dataclasses
-import itertools
 import string
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
-import grain
 import jax
 from jax.sharding import Mesh
-import numpy as np
 import optax
 
 from rljax.core.types import Batch, Metrics, Params, TrainState
@@ -17,11 +14,24 @@ from rljax.data import prompts, tokenizers
 from rljax.engine import optim, sampling, sharding, step, supervised
 from rljax.engine.method import Method
 from rljax.models import decoder
-from rljax.runs import evaluation, judging, pretrained, run
+from rljax.runs import evaluation, judging, pretrained, run, warmup
 from rljax.tasks import task as task_lib
 
-_LOOK = 4096  # examples of a split that show what prompts look like
+_LOOK = 4096  # made examples of a split that show what prompts look like
 _GLANCE = 256  # of generators that take long to make one
+
+_POSITIVE = (
+  'width layers heads prompts group_size max_tokens learning_rate epochs'
+  ' minibatches microbatches sft_prompts sft_traces sft_learning_rate'
+  ' eval_problems keep max_norm verify_timeout processes'
+)
+_NOT_NEGATIVE = (
+  'steps sft_steps eval_every eval_samples checkpoint_every warmup prompt_len'
+  ' weight_decay'
+)
+_PLAIN = Method()
+_SAMPLING = 'max_tokens group_size temperature top_k top_p min_p'
+_RANGES = {'temperature': (1e-3, 1e3), 'verify_workers': (1, 1024)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,61 +116,60 @@ class Config(run.Config):
   processes: int = run.field(1, 'number of processes', transient=True)
   process: int = run.field(0, 'number of this process', transient=True)
 
+  # Responses to a prompt that the method compares; 1 where it compares none.
+  compared: ClassVar[int] = 2
+
   def validate(self) -> None:
     """Raises ValueError if no run can have these values."""
     super().validate()
-    positive = (
-      'width layers heads prompts group_size max_tokens learning_rate epochs'
-      ' minibatches microbatches sft_prompts sft_traces eval_problems keep'
-      ' temperature verify_timeout verify_workers processes'
-    )
-    for name in positive.split():
+    for name in _POSITIVE.split():
       if getattr(self, name) <= 0:
         raise ValueError(f'--{name}={getattr(self, name)} must be positive')
-    for name in 'steps sft_steps eval_every checkpoint_every warmup'.split():
+    for name in _NOT_NEGATIVE.split():
       if getattr(self, name) < 0:
         raise ValueError(f'--{name}={getattr(self, name)} is negative')
+    for name, (low, high) in _RANGES.items():
+      if not low <= getattr(self, name) <= high:
+        raise ValueError(
+          f'--{name}={getattr(self, name)} is not between {low} and {high}'
+        )
+    if self.group_size < self.compared:
+      raise ValueError(
+        f'--group_size={self.group_size}: the method compares the responses to'
+        f' a prompt and learns nothing from fewer than {self.compared}'
+      )
     if self.width % (2 * self.heads):
       raise ValueError(
         f'--width={self.width} must be a multiple of twice --heads={self.heads}'
       )
     if self.processes > 1 and not self.coordinator:
       raise ValueError(f'--processes={self.processes} needs --coordinator')
+    if self.coordinator and self.processes == 1:
+      raise ValueError('--coordinator needs --processes')
     if not 0 <= self.process < self.processes:
       raise ValueError(
         f'--process={self.process} is not below --processes={self.processes}'
       )
     sharding.parse(self.mesh)
-    self.phase(())
+    self.phase()
 
-  def phase(self, stop_ids: tuple[int, ...]) -> sampling.Phase:
-    """Returns how training rows are sampled."""
+  def phase(self) -> sampling.Phase:
+    """Returns how training rows are sampled, but for what ends them."""
     return sampling.Phase(
-      max_tokens=self.max_tokens,
-      group_size=self.group_size,
-      temperature=self.temperature,
-      top_k=self.top_k,
-      top_p=self.top_p,
-      min_p=self.min_p,
-      stop_ids=stop_ids,
+      **{name: getattr(self, name) for name in _SAMPLING.split()}
     )
 
-  def options(self) -> dict[str, Any]:
-    """Returns `task_options` as a mapping; numbers and booleans are read."""
+  def options(self) -> dict[str, str]:
+    """Returns `task_options` as a mapping; the task reads the texts."""
     parts = [p.partition(':') for p in self.task_options.split(',') if p]
-    for name, colon, _ in parts:
+    found = {}
+    for name, colon, text in parts:
       if not colon:
         raise ValueError(f'--task_options: write {name!r} as name:value')
-    return {name: _value(text) for name, _, text in parts}
-
-
-def _value(text: str) -> Any:
-  for kind in (int, float):
-    try:
-      return kind(text)
-    except ValueError:
-      pass
-  return {'true': True, 'false': False}.get(text.lower(), text)
+      if name in found:
+        raise ValueError(f'--task_options gives {name!r} twice')
+      found[name] = text
+    return found
 
 
 @dataclasses.dataclass(frozen=True)
@@ -193,7 +202,9 @@ def build(config: Config, make_method: Callable[[Any], Method]) -> Parts:
   mesh = sharding.make_mesh(config.mesh)
   task = task_lib.named(config.task, **config.options())
   model, read_params, tokenizer = _policy(config, task)
-  method = _method(config, make_method, task, tokenizer)
+  method = make_method(config)
+  config = settled(config, method)
+  method = _method(config, method, task, tokenizer)
   host, judge, host_judge = _judge(config, task, tokenizer, method, mesh)
   if config.control == 'shuffled':
     judge = judging.shuffled(judge, config.seed)
@@ -214,7 +225,11 @@ def build(config: Config, make_method: Callable[[Any], Method]) -> Parts:
     host_judge=host_judge,
   )
   sft = supervised.make_sft(
-    model, sft_optimizer, prompts=config.sft_prompts, mesh=mesh
+    model,
+    sft_optimizer,
+    prompts=config.sft_prompts,
+    mesh=mesh,
+    microbatches=config.microbatches,
   )
   return Parts(
     config=config,
@@ -243,11 +258,43 @@ def _policy(config: Config, task: task_lib.Task):
   return _small(config, tokenizer), None, tokenizer
 
 
-def _method(config, make_method, task, tokenizer) -> Method:
-  """Returns the experiment's method with what the flags say of every one."""
+def settled(config: Config, method: Method) -> Config:
+  """Returns the config with what a method asks for itself.
+
+  A flag that has its default gives way to a method that does not; every other
+  flag holds.
+
+  Raises:
+    ValueError: flag and method ask for different things.
+  """
+  defaults = {f.name: f.default for f in dataclasses.fields(config)}
+  defaults |= config.preset()
+  asked = {
+    **{name: (method, _PLAIN) for name in ('epochs', 'minibatches')},
+    **{name: (method.phase, _PLAIN.phase) for name in _SAMPLING.split()},
+  }
+  changed = {}
+  for name, (theirs, plain) in asked.items():
+    flag, wanted = getattr(config, name), getattr(theirs, name)
+    if wanted in (flag, getattr(plain, name)):
+      continue
+    if flag != defaults[name]:
+      raise ValueError(f'--{name}={flag}, but the method asks for {wanted}')
+    changed[name] = wanted
+  config = dataclasses.replace(config, **changed)
+  config.validate()
+  return config
+
+
+def _method(config: Config, method: Method, task, tokenizer) -> Method:
+  """Returns the method with what the settled flags say of every one."""
+  stop_ids = method.phase.stop_ids or _stop_ids(config, task, tokenizer)
+  if config.stop_text and method.phase.stop_ids:
+    raise ValueError('--stop_text, but the method has stop ids of its own')
+  sampled = {name: getattr(config, name) for name in _SAMPLING.split()}
   return dataclasses.replace(
-    make_method(config),
-    phase=config.phase(_stop_ids(config, task, tokenizer)),
+    method,
+    phase=dataclasses.replace(method.phase, stop_ids=stop_ids, **sampled),
     epochs=config.epochs,
     minibatches=config.minibatches,
   )
@@ -268,12 +315,12 @@ def _stop_ids(config, task, tokenizer) -> tuple[int, ...]:
 def _loaders(config, task, tokenizer, prompt_len):
   """Returns the loaders of RL and, if there is a warm start, of its traces."""
 
-  def make(source, batch: int, encoder, seed: int) -> prompts.Loader:
+  def make(source, flag: str, encoder, seed: int) -> prompts.Loader:
     return prompts.Loader(
       source,
       tokenizer,
       encoder,
-      batch=_share(batch, 'prompts'),
+      batch=_share(config, flag),
       prompt_len=prompt_len,
       long_prompts=config.long_prompts,
       seed=seed,
@@ -281,14 +328,14 @@ def _loaders(config, task, tokenizer, prompt_len):
       process_count=jax.process_count(),
     )
 
-  main = make(task.source('train'), config.prompts, task, config.seed + 1)
+  main = make(task.source('train'), 'prompts', task, config.seed + 1)
   if not config.sft_steps and config.control != 'sft':
     return main, None
-  source = traces(task, config.sft_traces, config.seed)
-  traced = Traced(task, config.max_tokens)
+  source = warmup.traces(task, config.sft_traces, config.seed)
+  traced = warmup.Traced(task, config.max_tokens)
   for i in range(len(source)):
     traced.encode(source[i], tokenizer)  # one that is too long shows now
-  return main, make(source, config.sft_prompts, traced, config.seed)
+  return main, make(source, 'sft_prompts', traced, config.seed)
 
 
 def _held(config, task, tokenizer, prompt_len, mesh) -> evaluation.Held:
@@ -305,11 +352,12 @@ def _held(config, task, tokenizer, prompt_len, mesh) -> evaluation.Held:
   )
 
 
-def _share(count: int, what: str) -> int:
+def _share(config: Config, flag: str) -> int:
   """Returns this process's part of a batch."""
+  count = getattr(config, flag)
   if count % jax.process_count():
     raise ValueError(
-      f'{what}={count} must be a multiple of {jax.process_count()} processes'
+      f'--{flag}={count} must be a multiple of {jax.process_count()} processes'
     )
   return count // jax.process_count()
 
@@ -363,10 +411,11 @@ def _slow(task: task_lib.Task) -> bool:
 
 
 def _looked(task: task_lib.Task) -> Iterator[task_lib.Example]:
-  """Yields examples of both splits."""
-  limit = _GLANCE if _slow(task) else _LOOK
+  """Yields examples of both splits: all that a file has."""
+  whole = task.name.startswith(('jsonl:', 'parquet:'))
   for split in task_lib.SPLITS:
     source: Any = task.source(split)
+    limit = _GLANCE if _slow(task) else len(source) if whole else _LOOK
     yield from (source[i] for i in range(min(len(source), limit)))
 
 
@@ -391,52 +440,3 @@ def _limit(
   if config.long_prompts == 'refuse':
     prompts.pack([examples[longest]], tokenizer, config.prompt_len, task)
   return config.prompt_len
-
-
-def traces(task: task_lib.Task, count: int, seed: int) -> Any:
-  """Returns `count` training problems with worked solutions that verify.
-
-  Raises:
-    ValueError: if the task has too few, or one does not verify.
-  """
-  source: Any = task.source('train')
-  order = np.random.default_rng(seed).permutation(len(source))
-  having = (int(i) for i in order if source[int(i)].trace)
-  chosen = list(itertools.islice(having, count))
-  if len(chosen) < count:
-    raise ValueError(
-      f'--sft_traces={count}, but task {task.name!r} has {len(chosen)} worked'
-      ' solutions; lower it, or set --sft_steps=0.'
-    )
-  for index in chosen:
-    example = source[index]
-    if task.verify(example, example.trace) != 1.0:
-      raise ValueError(f'The solution of {example.prompt!r} does not verify.')
-  return grain.MapDataset.source(chosen).map(lambda i: source[i])
-
-
-@dataclasses.dataclass(frozen=True)
-class Traced:
-  """Encodes worked solutions as `trace` [T] and `trace_length`."""
-
-  task: task_lib.Task
-  max_tokens: int
-
-  def encode(
-    self, example: task_lib.Example, tokenizer: tokenizers.Tokenizer
-  ) -> Mapping[str, np.ndarray]:
-    """Returns the ids of the solution and its stop token, i32 [T].
-
-    Raises:
-      ValueError: if they do not fit in `max_tokens`.
-    """
-    ids = prompts.continuation(example.prompt, example.trace, tokenizer)
-    ids = [*ids, tokenizer.stop_ids[0]]
-    if len(ids) > self.max_tokens:
-      raise ValueError(
-        f'The solution of {example.prompt!r} has {len(ids)} tokens, more than'
-        f' --max_tokens={self.max_tokens}.'
-      )
-    row = np.zeros(self.max_tokens, np.int32)
-    row[: len(ids)] = ids
-    return {'trace': row, 'trace_length': np.array(len(ids), np.int32)}

@@ -1,11 +1,12 @@
 """What is left of a run for people: curves.png, summary.json, summary.md."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 import dataclasses
 import json
 import math
 import os
 import pathlib
+import shlex
 from typing import Any
 
 import matplotlib.axes
@@ -14,7 +15,7 @@ import matplotlib.figure
 import matplotlib.ticker
 import numpy as np
 
-from rljax.runs import metrics, terminal
+from rljax.runs import metrics, run, terminal
 
 CURVES = 'curves.png'
 SUMMARY = 'summary.json'
@@ -88,58 +89,75 @@ def headline(values: Mapping[str, Any]) -> str:
 
   Args:
     values: accuracy_sft, accuracy_rl, each with _low and _high, seconds,
-      sft_steps and control; what is missing is left out.
+      sft_steps, control, finished, done and total, nonfinite; what is missing
+      is left out.
   """
-  warm = values.get('sft_steps', 1)
-  control = values.get('control') == 'sft'
-  names = {
-    'accuracy_sft': 'after SFT' if warm else 'before RL',
-    'accuracy_rl': 'after more SFT' if control else 'after RL',
-  }
   parts = [
     f'{_interval(values, name)} {when}'
-    for name, when in names.items()
+    for name, when in _moments(values).items()
     if name in values
   ]
   text = f'held-out accuracy {", ".join(parts)}' if parts else 'done'
+  if not values.get('finished', True):
+    text = f'unfinished, saved at step {values["done"]} of {values["total"]}'
+    text += f': held-out accuracy {", ".join(parts)}' if parts else ''
   if len(parts) == 2:
     gain = 100 * (values['accuracy_rl'] - values['accuracy_sft'])
     text += f': {gain:+.0f} points'
   if 'seconds' in values:
     text += f' in {terminal.clock(values["seconds"])}'
+  if values.get('nonfinite'):
+    text += f'; {lost(values["nonfinite"])}'
   return text
+
+
+def lost(count: int) -> str:
+  """Returns what is said about updates that changed nothing."""
+  return f'{count:,} update{"s" * (count > 1)} not finite'
+
+
+def _moments(values: Mapping[str, Any]) -> dict[str, str]:
+  """Returns when the accuracies of a run were measured."""
+  warm = values.get('sft_steps', 1)
+  more = values.get('control') == 'sft'
+  return {
+    'accuracy_sft': 'after SFT' if warm else 'before RL',
+    'accuracy_rl': 'after more SFT' if more else 'after RL',
+  }
 
 
 def summary(
   workdir: str | os.PathLike[str],
   values: Mapping[str, Any],
-  program: str,
-  command: str,
+  program: run.Program,
+  resume: str = '',
 ) -> None:
   """Writes summary.json and summary.md.
 
   Args:
     workdir: folder of the run.
     values: see `headline`; others are listed as they are.
-    program: what runs the module, such as 'python -m experiments.grpo'.
-    command: the same with the flags of this run, but for its folder.
+    program: what was started.
+    resume: the command line that goes on; empty for a run that is finished.
   """
   root = pathlib.Path(workdir)
   finite = {k: _json(v) for k, v in values.items()}
   text = json.dumps(finite, indent=2, allow_nan=False) + '\n'
   _write(root / SUMMARY, text)
-  _write(root / SUMMARY_TEXT, _markdown(root, values, program, command))
+  _write(root / SUMMARY_TEXT, _markdown(root, values, program, resume))
 
 
 def _markdown(
-  root: pathlib.Path, values: Mapping[str, Any], program: str, command: str
+  root: pathlib.Path,
+  values: Mapping[str, Any],
+  program: run.Program,
+  resume: str,
 ) -> str:
   """Returns the summary for people."""
-  module = program.split()[-1]
-  source = module.replace('.', '/') + '.py'
-  lines = [f'# {module}', '', headline(values) + '.', '']
+  lines = [f'# {program.name}', '', headline(values) + '.', '']
   lines += ['| | |', '|---|---|']
-  lines += [f'| {name} | {_cell(value)} |' for name, value in values.items()]
+  lines += [f'| {name} | {value} |' for name, value in _table(values)]
+  logs = shlex.quote(f'--logdir={root / "tensorboard"}')
   lines += ['', '## Files', '']
   lines += [
     f'- `{root / name}`: {what}'
@@ -147,20 +165,53 @@ def _markdown(
       (CURVES, 'reward, held-out accuracy, entropy, length and KL'),
       (metrics.FILE, 'every number of every step'),
       ('samples.jsonl', 'sampled answers with their rewards'),
-      ('tensorboard', f'for `tensorboard --logdir={root}`'),
+      ('tensorboard', f'for `tensorboard {logs}`'),
       ('checkpoints', 'the last states of the run'),
       ('config.json', 'its settings'),
     )
     if (root / name).exists()
   ]
+  source = program.source or 'the program'
   lines += ['', '## Next', '']
+  lines += [f'- Resume: `{resume}`'] if resume else []
   lines += [
-    f'- Resume: `{command} --workdir={root} --resume`',
-    f'- Settings: `{program} --help`',
+    f'- Settings: `{program.start} --help`',
     f'- Another method: change `method` in `{source}`, or run another module '
     'of `experiments/` on the same task.',
   ]
   return '\n'.join(lines) + '\n'
+
+
+# What summary.json calls a value, and what a person does.
+_NAMES = {
+  'task': 'task',
+  'sft_steps': 'updates of the warm start',
+  'steps': 'rollout batches',
+  'nonfinite': 'updates that were not finite and changed nothing',
+  'seconds': 'time',
+  'cpu_seconds': 'CPU time',
+  'peak_rss_mb': 'most memory',
+  'held_out': 'held-out problems',
+  'held_out_skipped': 'held-out problems with too long prompts',
+  'control': 'control',
+}
+_UNITS = {'seconds': 's', 'cpu_seconds': 's', 'peak_rss_mb': 'MB'}
+_SAID = ('finished', 'done', 'total', 'workdir')  # elsewhere
+
+
+def _table(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+  """Yields the rows of a summary: what it is and how much."""
+  moments = _moments(values)
+  for name, value in values.items():
+    if name in moments:
+      yield f'held-out accuracy {moments[name]}', _interval(values, name)
+    elif name.startswith(tuple(moments)) or name in _SAID:
+      continue
+    else:
+      stem, _, stage = name.rpartition('_')
+      when = moments.get(f'accuracy_{stage}') if '@' in name else None
+      label = f'{stem} {when}' if when else _NAMES.get(name, name)
+      yield label, f'{_cell(value)} {_UNITS.get(name, "")}'.strip()
 
 
 def _draw_outcome(
@@ -286,13 +337,26 @@ def _label_ends(
   ends: Sequence[tuple[float, str, str]],
   room: float,
 ) -> None:
-  """Names one or two curves at their right ends, `room` apart at least."""
+  """Names one or two curves at their right ends, inside of the frame.
+
+  Args:
+    axes: of the curves, with its limits set.
+    ends: last value, text and color of each.
+    room: height of a text, which is kept between two.
+  """
   ends = sorted(ends)
+  low, high = axes.get_ylim()
   overlap = max(0.0, room - (ends[-1][0] - ends[0][0])) if ends[1:] else 0.0
-  for (y, label, color), side in zip(ends, (-0.5, 0.5), strict=False):
+  places: list[float] = []
+  for (y, *_), side in zip(ends, (-0.5, 0.5), strict=False):
+    above = places[-1] + room if places else low + room / 2
+    others = len(ends) - len(places) - 1
+    top = high - room / 2 - room * others
+    places.append(min(max(y + side * overlap, above), top))
+  for (_, label, color), y in zip(ends, places, strict=True):
     axes.annotate(
       label,
-      (1, y + side * overlap),
+      (1, y),
       xycoords=('axes fraction', 'data'),
       xytext=(6, 0),
       textcoords='offset points',

@@ -13,6 +13,7 @@ Nothing is defined at import, so two experiments can be imported together.
 from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 import difflib
+import functools
 import logging as python_logging
 import math
 import pathlib
@@ -28,6 +29,8 @@ from rljax.runs import memory
 
 _Value = TypeVar('_Value')
 _Config = TypeVar('_Config', bound='Config')
+
+_FEW = 10  # choices that fit into a line
 
 _USAGE = 2  # exit status of a command line that cannot be run
 _FAILED = 1  # of a run that ended with an error
@@ -71,8 +74,8 @@ class Config:
   def validate(self) -> None:
     """Raises ValueError if no run can have these values."""
     for name, value in self.to_json().items():
-      if isinstance(value, float) and math.isnan(value):
-        raise ValueError(f'--{name} is not a number')
+      if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f'--{name}={value} is not a finite number')
     if not 0 <= self.seed < 2**32:
       raise ValueError(f'--seed={self.seed} is not in [0, 2**32)')
     if self.devices < 0:
@@ -103,11 +106,11 @@ class Config:
 
 
 def nearest(name: str, choices: Sequence[str]) -> str:
-  """Returns '; did you mean ...?' for the closest choice, or all of them."""
+  """Returns '; did you mean ...?' for the closest choice, or a few of them."""
   close = difflib.get_close_matches(name, choices, n=1, cutoff=0.5)
   if close:
     return f'; did you mean {close[0]!r}?'
-  return f'; there are {", ".join(choices)}'
+  return f'; there are {", ".join(choices)}' if len(choices) <= _FEW else ''
 
 
 def diff(old: Config, new: Config) -> dict[str, tuple[Any, Any]]:
@@ -120,13 +123,37 @@ def diff(old: Config, new: Config) -> dict[str, tuple[Any, Any]]:
   return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
 
 
-def program(config: Config) -> str:
-  """Returns what runs a config's module, 'python -m experiments.grpo'."""
-  module = sys.modules[type(config).__module__]
-  spec = module.__spec__
-  if spec is not None:
-    return f'python -m {spec.name}'
-  return f'python {getattr(module, "__file__", "")}'  # a notebook has no file
+@dataclasses.dataclass(frozen=True)
+class Program:
+  """What runs a config.
+
+  Attributes:
+    name: for people, such as 'quickstart'.
+    source: its file; empty where there is none.
+    start: the command line without flags.
+  """
+
+  name: str
+  source: str
+  start: str
+
+
+def program(config: Config) -> Program:
+  """Returns the program that was started; in a notebook, the config's module.
+
+  That a script takes the config class of a module does not make it the module.
+  """
+  module = sys.modules['__main__']
+  if not getattr(module, '__file__', ''):
+    module = sys.modules[type(config).__module__]
+  source = getattr(module, '__file__', '') or ''
+  if source and pathlib.Path(source).is_relative_to(pathlib.Path.cwd()):
+    source = str(pathlib.Path(source).relative_to(pathlib.Path.cwd()))
+  if module.__spec__ is not None:
+    name = module.__spec__.name
+    return Program(name.split('.')[-1], source, f'python -m {name}')
+  start = f'python {shlex.quote(source)}' if source else 'python'
+  return Program(pathlib.Path(source).stem, source, start)
 
 
 def command(config: Config) -> str:
@@ -138,7 +165,13 @@ def command(config: Config) -> str:
     for name, value in defaults.items()
     if name not in ('workdir', 'resume') and getattr(config, name) != value
   ]
-  return ' '.join([program(config), *flags])
+  return ' '.join([program(config).start, *flags])
+
+
+def resumption(config: Config) -> str:
+  """Returns the command line that continues the run of a config."""
+  folder = shlex.quote(f'--workdir={config.workdir}')
+  return f'{command(config)} {folder} --resume'
 
 
 def main(
@@ -164,10 +197,7 @@ def main(
   except (flags.Error, ValueError) as error:
     _fail(error, _USAGE)
   if not values['traceback'].value:
-    # Libraries log, from their threads, what they also raise; so does asyncio,
-    # of writes that were under way when the first one failed.
-    logging.set_verbosity(logging.FATAL)
-    python_logging.getLogger('asyncio').setLevel(python_logging.CRITICAL)
+    _hush()
   memory.free_after_compiling()
   try:
     fn(config)
@@ -177,6 +207,26 @@ def main(
     if values['traceback'].value:
       raise
     _fail(error, _FAILED)
+
+
+def _hush() -> None:
+  """Keeps libraries from writing, from their threads, what they also raise."""
+  logging.set_verbosity(logging.FATAL)
+  # Of writes that were under way when the first one failed.
+  python_logging.getLogger('asyncio').setLevel(python_logging.CRITICAL)
+  _hush_threads()
+
+
+@functools.cache
+def _hush_threads() -> None:
+  """Drops what TensorStore tells an event loop that a failed write closed."""
+  before = sys.unraisablehook
+
+  def hook(found: Any) -> None:
+    if str(found.exc_value) != 'Event loop is closed':
+      before(found)
+
+  sys.unraisablehook = hook
 
 
 def _fail(error: Exception | str, status: int) -> NoReturn:
@@ -195,7 +245,13 @@ def _parse(
   if {'--help', '-h', '-help'} & set(arguments):
     sys.stdout.write(_help(config_class, values))
     sys.exit(0)
-  _, *rest = values([program, *arguments])
+  try:
+    _, *rest = values([program, *arguments])
+  except flags.UnrecognizedFlagError as error:
+    near = nearest(error.flagname, list(values))
+    raise ValueError(
+      f'there is no flag --{error.flagname}{near or "; see --help"}'
+    ) from error
   if rest:
     raise ValueError(f'{rest[0]!r} is no flag; write --name=value')
   if not flags.FLAGS.is_parsed():
@@ -252,6 +308,22 @@ class _TupleParser(flags.ArgumentParser):
     return self.syntactic_help
 
 
+class _ChoiceParser(flags.ArgumentParser):
+  """Takes one of a few words."""
+
+  def __init__(self, choices: Sequence[str]):
+    self.choices = choices
+    self.syntactic_help = f'one of {", ".join(choices)}'
+
+  def parse(self, argument: str) -> str:
+    if argument not in self.choices:
+      raise ValueError(f'no such choice{nearest(argument, self.choices)}')
+    return argument
+
+  def flag_type(self) -> str:
+    return self.syntactic_help
+
+
 def _define(config_class: type[Config]) -> flags.FlagValues:
   """Returns one flag per field, apart from absl's global flags."""
   values = flags.FlagValues()
@@ -279,7 +351,7 @@ def _define_one(
   if kind in simple:
     simple[kind](name, default, help, flag_values=values)
   elif origin is typing.Literal:
-    flags.DEFINE_enum(name, default, args, help, flag_values=values)
+    flags.DEFINE(_ChoiceParser(args), name, default, help, values)
   elif origin is tuple and args[0] in (int, float, str) and len(args) == 2:
     flags.DEFINE(_TupleParser(args[0]), name, default, help, values)
   else:
@@ -293,7 +365,7 @@ def _help(config_class: type[Config], values: flags.FlagValues) -> str:
   width = min(28, max(len(text) for text in shown.values()))
   lines = [(sys.modules[config_class.__module__].__doc__ or '').strip(), '']
   for name, text in shown.items():
-    choices = getattr(values[name].parser, 'enum_values', ())
+    choices = getattr(values[name].parser, 'choices', ())
     suffix = f' ({", ".join(choices)})' if choices else ''
     lines.append(f'  {text:<{width}}  {values[name].help}{suffix}')
   return '\n'.join(lines) + '\n'

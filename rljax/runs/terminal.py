@@ -15,13 +15,11 @@ import rich.progress_bar
 import rich.table
 import rich.text
 
-_STAGES = {
-  'sft': 'supervised warm start',
-  'rl': 'reinforcement learning',
-  'eval': 'evaluation',
-}
+_STAGES = {'sft': 'supervised warm start', 'rl': 'reinforcement learning'}
 _BARS = '▁▂▃▄▅▆▇█'
 _WIDTH = 100  # at most; wider, the numbers drift apart
+_NARROW = 76  # columns; in less, only the numbers that matter are shown
+_HEIGHT = 14  # lines; in less, none is blank
 _CURVE = 20  # columns of the reward curve
 _LINES = 3  # of a sampled text; fixed, so that the picture keeps its height
 _LONGEST = 2000  # characters that are looked at for these lines
@@ -49,6 +47,8 @@ class State:
   steps: int = 0  # of this stage
   seconds: float = 0.0  # since the run began
   left: float | None = None  # seconds to the end of the stage, if known
+  doing: str = ''  # what goes on, unless it is a step that was seen before
+  warning: str = ''
   values: Mapping[str, float] = dataclasses.field(default_factory=dict)
   rewards: tuple[float, ...] = ()  # of every step so far
   sample: Sample | None = None
@@ -73,7 +73,8 @@ class View:
     self._console = console or rich.console.Console(highlight=False)
     self._begin = time.monotonic() - seconds
     self._state = State(title)
-    self._first = (0, self._begin)  # step and time of the stage's first update
+    # Step and time of the stage's first update.
+    self._first: tuple[int, float] | None = None
     self._shown = -_HOLD
     self._live = rich.live.Live(
       get_renderable=self._picture,
@@ -88,13 +89,35 @@ class View:
     utf8 = console.encoding.lower().startswith('utf')
     return console.is_terminal and not console.is_dumb_terminal and utf8
 
+  def begin(
+    self, stage: str, step: int, steps: int, values: Mapping[str, float]
+  ) -> None:
+    """Announces a stage before its first step is compiled.
+
+    Args:
+      stage: 'sft' or 'rl'.
+      step: steps of the stage that are done.
+      steps: steps that the stage will have.
+      values: as in `update`.
+    """
+    self._first = None
+    self._state = dataclasses.replace(
+      self._state,
+      stage=stage,
+      step=step,
+      steps=steps,
+      left=None,
+      doing='compiling',
+      values={**self._state.values, **values},
+    )
+
   def update(
     self, stage: str, step: int, steps: int, values: Mapping[str, float]
   ) -> None:
     """Takes in the numbers of one step.
 
     Args:
-      stage: 'sft', 'rl' or 'eval'.
+      stage: 'sft' or 'rl'.
       step: steps of the stage that are done.
       steps: steps that the stage will have.
       values: metrics by name; those not given keep their last value. Shown
@@ -102,7 +125,7 @@ class View:
         length, entropy, tokens_per_second and loss.
     """
     now = time.monotonic()
-    if stage != self._state.stage or self._state.step == 0:
+    if stage != self._state.stage or self._first is None:
       self._first = (step, now)  # later steps do not compile
     first, since = self._first
     rate = (now - since) / (step - first) if step > first else None
@@ -112,9 +135,24 @@ class View:
       step=step,
       steps=steps,
       left=None if rate is None else rate * (steps - step),
+      doing='',
       values={**self._state.values, **values},
       rewards=self._state.rewards + _reward(values),
     )
+
+  def measured(self, values: Mapping[str, float]) -> None:
+    """Takes in numbers that are not of a step; see `update`."""
+    values = {**self._state.values, **values}
+    doing = '' if self._first else 'compiling'
+    self._state = dataclasses.replace(self._state, values=values, doing=doing)
+
+  def say_doing(self, what: str) -> None:
+    """Shows what goes on until the next numbers come."""
+    self._state = dataclasses.replace(self._state, doing=what)
+
+  def warn(self, text: str) -> None:
+    """Shows a few words that stay."""
+    self._state = dataclasses.replace(self._state, warning=text)
 
   def sample(
     self, prompt: str, response: str, reward: float, step: int
@@ -132,7 +170,8 @@ class View:
 
   def _picture(self) -> rich.console.RenderableType:
     seconds = time.monotonic() - self._begin
-    return render(dataclasses.replace(self._state, seconds=seconds))
+    state = dataclasses.replace(self._state, seconds=seconds)
+    return render(state, *self._console.size)
 
   def __enter__(self) -> Self:
     if self.watched:
@@ -148,10 +187,20 @@ class View:
     self._live.stop()
 
 
-def render(state: State) -> rich.console.RenderableType:
-  """Returns the picture of a state, made for 80 columns or more."""
+def render(
+  state: State, width: int = _WIDTH, height: int = _HEIGHT
+) -> rich.console.RenderableType:
+  """Returns the picture of a state.
+
+  Args:
+    state: what is shown.
+    width: columns there are; below 76 the numbers that explain are left out.
+    height: lines there are; below 14 the blank ones are left out.
+  """
+  blank = [''] if height >= _HEIGHT else []
   body = rich.table.Table.grid(expand=True)
-  for part in (_progress(state), '', _numbers(state), '', _sample(state)):
+  numbers = _numbers(state, explained=width >= _NARROW)
+  for part in (_progress(state), *blank, numbers, *blank, _sample(state)):
     body.add_row(part)
   panel = rich.panel.Panel(
     body,
@@ -161,7 +210,7 @@ def render(state: State) -> rich.console.RenderableType:
     subtitle_align='right',
     box=rich.box.ROUNDED,
     border_style='dim',
-    padding=(1, 2, 0, 2),
+    padding=(len(blank), 2, 0, 2),
   )
   return rich.constrain.Constrain(panel, _WIDTH)
 
@@ -195,34 +244,39 @@ def _progress(state: State) -> rich.table.Table:
 
 
 def _left(state: State) -> str:
-  """The time left, or why it is not known."""
-  if state.left is None:
-    return 'compiling' if state.step == 0 else 'first step'
-  return 'done' if state.step >= state.steps else f'{clock(state.left)} left'
+  """What goes on, or the time left."""
+  if state.doing:
+    return state.doing
+  if state.step >= state.steps:
+    return 'done' if state.steps else ''
+  return 'first step' if state.left is None else f'{clock(state.left)} left'
 
 
-def _numbers(state: State) -> rich.table.Table:
-  """The two numbers that matter, and beside them those that explain them."""
+def _numbers(state: State, explained: bool) -> rich.table.Table:
+  """The numbers that matter, and beside them those that explain them."""
   table = rich.table.Table.grid(expand=True, padding=(0, 2, 0, 0))
   table.add_column(no_wrap=True, style='dim')
   table.add_column(no_wrap=True, justify='right', min_width=6)
   table.add_column(no_wrap=True, ratio=1)
-  table.add_column(no_wrap=True, style='dim')
-  table.add_column(no_wrap=True, justify='right', min_width=6)
-  table.add_column(no_wrap=True, style='dim', min_width=6)
   values = state.values
   reward = _text(_number(values, 'reward/task', '.2f'), 'bold')
   accuracy = _text(_number(values, 'accuracy', '.2f'), 'bold green')
   curve = _text(curve_of(state.rewards), 'cyan')
-  length = _number(values, 'length', '.1f')
-  entropy = _number(values, 'entropy', '.3f')
-  speed = _number(values, 'tokens_per_second', ',.0f')
   loss = _number(values, 'loss', '.3f')
-  table.add_row('reward', reward, curve, 'length', length, 'tokens')
-  table.add_row(
-    'held-out accuracy', accuracy, _interval(values), 'entropy', entropy, 'nats'
-  )
-  table.add_row('loss', loss, '', 'speed', speed, 'tok/s')
+  rows = [
+    ['reward', reward, curve],
+    ['held-out accuracy', accuracy, _interval(values)],
+    ['loss', loss, _text(state.warning, 'bold red')],
+  ]
+  if explained:
+    table.add_column(no_wrap=True, style='dim')
+    table.add_column(no_wrap=True, justify='right', min_width=6)
+    table.add_column(no_wrap=True, style='dim', min_width=6)
+    rows[0] += ['length', _number(values, 'length', '.1f'), 'tokens']
+    rows[1] += ['entropy', _number(values, 'entropy', '.3f'), 'nats']
+    rows[2] += ['speed', _number(values, 'tokens_per_second', ',.0f'), 'tok/s']
+  for row in rows:
+    table.add_row(*row)
   return table
 
 

@@ -60,16 +60,15 @@ class Arithmetic:
 
   def __post_init__(self):
     if not self.operations or set(self.operations) - set('+-*'):
-      raise ValueError(f'{self.operations=} should be some of "+-*".')
+      why = 'should be some of "+-*"'
+      raise task.wrong('operations', self.operations, why)
     if len(set(self.operations)) < len(self.operations):
-      raise ValueError(f'{self.operations=} repeats itself.')
+      raise task.wrong('operations', self.operations, 'repeats itself')
     if self.style not in STYLES:
       hint = task.nearest(self.style, STYLES)
-      raise ValueError(f'There is no style {self.style!r}{hint}.')
-    if self.digits < 1 or self.terms < 2:
-      raise ValueError('digits >= 1 and terms >= 2 are needed.')
-    if not 0 < self.held_out < 1:
-      raise ValueError(f'{self.held_out=} is not between 0 and 1.')
+      raise task.wrong('style', self.style, f'is no style{hint}')
+    task.check_least(self, digits=1, terms=2)
+    task.check_share(self, 'held_out')
     size = 10 ** (self.digits * self.terms)
     size *= len(self.operations) ** (self.terms - 1)
     if size > _MAX_SPACE:
@@ -82,6 +81,13 @@ class Arithmetic:
   def name(self) -> str:
     """The name that `task.named` takes."""
     return 'arithmetic'
+
+  @property
+  def title(self) -> str:
+    """The name for people, who may wonder at what they see."""
+    return self.name + (
+      ', answers written from the last digit' if self.reverse else ''
+    )
 
   @property
   def options(self) -> Mapping[str, Any]:

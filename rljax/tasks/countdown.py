@@ -57,10 +57,10 @@ class Countdown:
   seed: int = 0
 
   def __post_init__(self):
-    if self.numbers < 2 or self.largest < 1 or self.problems < 2:
-      raise ValueError('numbers >= 2, largest >= 1, problems >= 2 are needed.')
-    if not 0 < self.held_out < 1:
-      raise ValueError(f'{self.held_out=} is not between 0 and 1.')
+    task.check_least(
+      self, numbers=2, largest=1, largest_target=1, problems=2, seed=0
+    )
+    task.check_share(self, 'held_out')
     most = max(self.numbers, self.largest_target)
     if most * self.largest**self.numbers >= 2**31:
       raise ValueError(
@@ -147,10 +147,12 @@ class Countdown:
         continue
       signs = zip(operators, numbers[1:], strict=True)
       shown = [numbers[k] for k in order]
+      answer = str(numbers[0]) + ''.join(f'{o}{n}' for o, n in signs)
       found[key] = task.Example(
         uid=len(found),
         prompt=f'{" ".join(map(str, shown))}={target}:',
-        answer=str(numbers[0]) + ''.join(f'{o}{n}' for o, n in signs),
+        answer=answer,
+        trace=answer,
         meta={'numbers': shown, 'target': target},
       )
       if len(found) == self.problems:

@@ -87,15 +87,15 @@ class FewShot:
   def __post_init__(self):
     for part in self._parts:
       if part not in PARTS:
-        raise ValueError(
-          f'There is no part {part!r}{task.nearest(part, PARTS)}.'
-        )
+        hint = task.nearest(part, PARTS)
+        raise task.wrong('parts', self.parts, f'has no part {part!r}{hint}')
     if not self._parts or len(set(self._parts)) < len(self._parts):
-      raise ValueError(f'{self.parts=} is empty or repeats itself.')
+      raise task.wrong('parts', self.parts, 'is empty or repeats itself')
     if not 0 <= self.shots <= _SHOWN * len(self._parts):
-      raise ValueError(f'{self.shots=}: there are {_SHOWN} for each part.')
-    if not 0 < self.held_out < 1 or self.most < 4:
-      raise ValueError('0 < held_out < 1 and most >= 4 are needed.')
+      why = f'is not between 0 and {_SHOWN} for each part'
+      raise task.wrong('shots', self.shots, why)
+    task.check_least(self, most=4)
+    task.check_share(self, 'held_out')
 
   @property
   def name(self) -> str:

@@ -58,11 +58,11 @@ class File:
   def __post_init__(self):
     if self.compare not in COMPARISONS:
       hint = task.nearest(self.compare, COMPARISONS)
-      raise ValueError(f'There is no comparison {self.compare!r}{hint}.')
+      raise task.wrong('compare', self.compare, f'is no comparison{hint}')
     if '{prompt}' not in self.template:
-      raise ValueError(f"{self.template=} does not hold '{{prompt}}'.")
-    if not 0 < self.held_out < 1:
-      raise ValueError(f'{self.held_out=} is not between 0 and 1.')
+      why = "does not hold '{prompt}'"
+      raise task.wrong('template', self.template, why)
+    task.check_share(self, 'held_out')
     if self.compare == 'math':
       mathematics.require()
 
@@ -165,7 +165,15 @@ def _text(
       f'{place}: {field!r} is {value!r:.40}, not a '
       f'{" or ".join(kind.__name__ for kind in kinds)}.'
     )
-  return str(value)
+  if isinstance(value, float) and not math.isfinite(value):
+    raise ValueError(f'{place}: {field!r} is {value}, not a finite number.')
+  text = str(value)
+  try:
+    text.encode()
+  except UnicodeEncodeError as error:
+    # JSON can write half a surrogate pair, of which no text can be made.
+    raise ValueError(f'{place}: {field!r} is no text: {error}.') from None
+  return text
 
 
 def _read_jsonl(

@@ -61,13 +61,13 @@ class ReasoningGym:
   template: str = '{question}\n'
 
   def __post_init__(self):
-    if self.size < 1 or self.test_size < 1 or not 0 < self.threshold <= 1:
-      raise ValueError(
-        f'{self.size=} and {self.test_size=} should be positive, '
-        f'{self.threshold=} between 0 and 1.'
-      )
+    task.check_least(self, size=1, test_size=1)
+    if not 0 < self.threshold <= 1:
+      why = 'is not above 0 and at most 1'
+      raise task.wrong('threshold', self.threshold, why)
     if '{question}' not in self.template:
-      raise ValueError(f"{self.template=} does not hold '{{question}}'.")
+      why = "does not hold '{question}'"
+      raise task.wrong('template', self.template, why)
     if reason := _REFUSED.get(self.dataset):
       raise ValueError(f'reasoning_gym:{self.dataset} is refused: {reason}.')
     _ = self._generator  # what is wrong with the name or config shows now

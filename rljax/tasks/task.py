@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 import dataclasses
 import difflib
+import typing
 from typing import TYPE_CHECKING, Any, Protocol
 
 from rljax.rewards import sandbox
@@ -162,19 +163,71 @@ def _build(kind: str, rest: str, options: Mapping[str, Any]) -> Task:
 
 def checked(
   cls: type, options: Mapping[str, Any], *taken: str
-) -> Mapping[str, Any]:
-  """Returns `options` if each is a field of `cls` other than those `taken`.
+) -> dict[str, Any]:
+  """Returns options as values of the fields of `cls`.
+
+  Args:
+    cls: dataclass of a task.
+    options: by name; a text is read as what its field is annotated with.
+    *taken: fields that are no options.
 
   Raises:
-    ValueError: an option is unknown; names the nearest one.
+    ValueError: an option is unknown, with the nearest one, or no such value.
   """
+  kinds = typing.get_type_hints(cls)
   known = [f.name for f in dataclasses.fields(cls) if f.name not in taken]
   for option in options:
     if option not in known:
       raise ValueError(
         f'{cls.__name__} has no option {option!r}{nearest(option, known)}.'
       )
-  return options
+  return {name: _read(name, x, kinds[name]) for name, x in options.items()}
+
+
+_READ: Mapping[type, tuple[str, Callable[[str], Any]]] = {
+  bool: ('true or false', lambda text: _BOOLS[text.lower()]),
+  int: ('a whole number', int),
+  float: ('a number', float),
+  str: ('a text', str),
+}
+_BOOLS = {'true': True, 'false': False}
+
+
+def _read(name: str, value: Any, kind: Any) -> Any:
+  """Returns an option as a value of its kind."""
+  if kind not in _READ:
+    if isinstance(value, str):
+      raise wrong(name, value, 'cannot be given as text')
+    return value
+  what, read = _READ[kind]
+  if isinstance(value, str):
+    try:
+      value = read(value)
+    except (ValueError, KeyError):
+      raise wrong(name, value, f'is not {what}') from None
+  elif kind is float and type(value) is int:
+    value = float(value)
+  if type(value) is not kind:
+    raise wrong(name, value, f'is not {what}')
+  return value
+
+
+def wrong(name: str, value: Any, why: str) -> ValueError:
+  """Returns the error for an option of a task."""
+  return ValueError(f'--task_options={name}:{value} {why}.')
+
+
+def check_least(task: Any, **limits: int) -> None:
+  """Raises ValueError if an option is below its limit."""
+  for name, least in limits.items():
+    if getattr(task, name) < least:
+      raise wrong(name, getattr(task, name), f'is less than {least}')
+
+
+def check_share(task: Any, name: str) -> None:
+  """Raises ValueError if an option is no share of a whole."""
+  if not 0 < getattr(task, name) < 1:
+    raise wrong(name, getattr(task, name), 'is not between 0 and 1')
 
 
 def nearest(word: str, known: Any) -> str:

@@ -21,7 +21,11 @@ class ParseTest(parameterized.TestCase):
 
   @parameterized.parameters(
     ('dat:8', "'dat' is unknown.*fsdp"),
+    ('data:2,data:1', "'data' twice"),
+    ('sequence:2', 'nothing is split over it.*replica, data, fsdp, tensor'),
+    ('data:4,expert:2', 'nothing is split over it'),
     ('data:0', 'name:size'),
+    ('data:²', 'name:size'),
     ('data:two', 'name:size'),
     ('data', 'name:size'),
     ('data:-1', 'name:size'),

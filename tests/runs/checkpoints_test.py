@@ -247,23 +247,41 @@ def test_no_space_is_one_line_and_keeps_the_checkpoint_before(tmp_path, limit):
   assert_only_first(tmp_path)
 
 
+def claim(config):
+  with checkpoints.claimed(config):
+    pass
+
+
 def test_a_folder_belongs_to_its_config(tmp_path):
   workdir = tmp_path / 'new' / 'run'
   config = Config(workdir=str(workdir))
-  checkpoints.check_config(workdir, config)
+  resumed = dataclasses.replace(config, resume=True, devices=4)
+  with pytest.raises(ValueError, match=f'--resume: {workdir} holds no run'):
+    claim(resumed)
+  assert not workdir.exists()
+  claim(config)
   written = json.loads((workdir / 'config.json').read_text())
   assert Config.from_json(written) == config
   with pytest.raises(ValueError, match='add --resume'):
-    checkpoints.check_config(workdir, config)
-  resumed = dataclasses.replace(config, resume=True, devices=4)
-  checkpoints.check_config(workdir, resumed)
+    claim(config)
+  claim(resumed)
   other = dataclasses.replace(resumed, learning_rate=0.2, layers=(3,))
   message = r'learning_rate 0.1 -> 0.2, layers \(1, 2\) -> \(3,\)'
   with pytest.raises(ValueError, match=message):
-    checkpoints.check_config(workdir, other)
+    claim(other)
   with pytest.raises(ValueError, match='another kind of run'):
-    checkpoints.check_config(workdir, run.Config(resume=True))
+    claim(run.Config(workdir=str(workdir), resume=True))
   assert json.loads((workdir / 'config.json').read_text()) == written
+
+
+def test_a_folder_in_use_is_left_alone(tmp_path):
+  config = Config(workdir=str(tmp_path))
+  resumed = dataclasses.replace(config, resume=True)
+  with checkpoints.claimed(config):
+    for second in (config, resumed):
+      with pytest.raises(ValueError, match=f'{tmp_path} is in use by another'):
+        claim(second)
+  claim(resumed)
 
 
 def test_signals_become_a_question():

@@ -1,5 +1,6 @@
 """Tests of whole runs: they resume bit by bit, and fail in one clear line."""
 
+import fcntl
 import json
 import os
 import re
@@ -70,7 +71,8 @@ def test_a_run_writes_what_is_documented(whole):
       summary[f'accuracy_{stage}{end}'] for end in ('_low', '', '_high')
     )
     assert 0 <= low <= value <= high <= 1
-  assert summary['finished'] and summary['steps'] == tiny.SFT + tiny.RL
+  assert summary['finished'] and summary['nonfinite'] == 0
+  assert (summary['sft_steps'], summary['steps']) == (tiny.SFT, tiny.RL)
   assert summary['held_out'] == 8 and summary['control'] == 'none'
   assert 0 < summary['cpu_seconds'] and 0 < summary['seconds']
   stages = [(row['stage'], row['step']) for row in tiny.rows(whole)]
@@ -148,19 +150,48 @@ def test_resumes_after_sigkill_elsewhere(problems, whole, tmp_path, number):
   assert_same(tmp_path, whole)
 
 
-def test_sigterm_saves_and_exits(problems, whole, tmp_path, acting, capsys):
-  """At an epoch boundary."""
+def test_signals_save_and_end_the_run(
+  problems, whole, tmp_path, acting, capsys
+):
+  """SIGTERM at an epoch boundary, then Ctrl-C within one."""
+  flags = (*problems, '--checkpoint_every=50')
   acting(2, lambda: os.kill(os.getpid(), signal.SIGTERM))
-  tiny.train(tmp_path, *problems, '--checkpoint_every=50')
-  assert 'stopped' in capsys.readouterr().out
+  tiny.train(tmp_path, *flags)
+  assert 'unfinished, saved at step 5 of 9: held' in capsys.readouterr().out
   assert not tiny.summary(tmp_path)['finished']
   with checkpoints.Checkpoints(tmp_path) as saved:
     assert saved.latest() == tiny.SFT + 2
+  acting(3, lambda: os.kill(os.getpid(), signal.SIGINT))
+  with pytest.raises(SystemExit) as ended:
+    tiny.train(tmp_path, *flags, '--resume')
+  assert ended.value.code == 130
+  out = capsys.readouterr().out
+  assert 'saved at step 6 of 9' in out and f'{tmp_path} --resume' in out
   acting(99, lambda: None)
-  tiny.train(tmp_path, *problems, '--checkpoint_every=50', '--resume')
+  tiny.train(tmp_path, *flags, '--resume')
+  assert 'resume' not in capsys.readouterr().out
   for name, value in tiny.arrays(whole).items():
     assert tiny.arrays(tmp_path)[name].tobytes() == value.tobytes(), name
   assert tiny.rows(tmp_path) == tiny.rows(whole)
+
+
+def test_resumes_with_the_flags_that_a_user_has(problems, tmp_path):
+  """On one device, with XLA's own flags."""
+  program = (
+    'import os, pathlib, signal, sys; from tests.runs import tiny;'
+    'tiny.at(1, lambda: os.kill(os.getpid(), signal.SIGTERM));'
+    'folder, *flags = sys.argv[1:]; folder = pathlib.Path(folder);'
+    'tiny.train(folder, *flags); tiny.train(folder, *flags, "--resume")'
+  )
+  flags = [*problems, '--sft_steps=0', '--steps=2', '--eval_every=0']
+  done = subprocess.run(
+    [sys.executable, '-c', program, str(tmp_path), *flags],
+    env=dict(os.environ, XLA_FLAGS=''),
+    capture_output=True,
+    text=True,
+  )
+  assert done.returncode == 0, done.stderr[-3000:]
+  assert tiny.summary(tmp_path)['steps'] == 2
 
 
 def test_a_full_disk_ends_the_run_and_keeps_its_checkpoint(
@@ -205,14 +236,20 @@ def test_a_verifier_that_fails_is_counted_and_the_run_goes_on(
     assert row['nonfinite'] == 0
 
 
-def test_more_warm_start_in_place_of_rl(problems, tmp_path):
-  tiny.train(tmp_path, *problems, '--control=sft')
+def test_more_warm_start_in_place_of_rl_that_diverges(
+  problems, tmp_path, capsys
+):
+  flags = ('--control=sft', '--sft_learning_rate=1e38')
+  tiny.train(tmp_path, *problems, *flags)
   stages = [(row['stage'], row['step']) for row in tiny.rows(tmp_path)]
   trained = [('sft', i + 1) for i in range(tiny.SFT + tiny.RL)]
   assert [s for s in stages if s[0] != 'eval'] == trained
   summary = tiny.summary(tmp_path)
   assert summary['control'] == 'sft'
   assert {'accuracy_sft', 'accuracy_rl', 'accuracy_rl_low'} <= summary.keys()
+  lost = sum(row.get('nonfinite', 0) for row in tiny.rows(tmp_path))
+  assert summary['nonfinite'] == lost > 5
+  assert f'; {lost:.0f} updates not finite' in capsys.readouterr().out
 
 
 def refused(capsys, workdir, *flags):
@@ -233,8 +270,12 @@ def refused(capsys, workdir, *flags):
     ('--steps=many', 2, 'steps'),
     ('--heads=3', 2, 'multiple of twice --heads=3'),
     ('--mesh=dta:8', 2, "'dta' is unknown; choose among .*data"),
+    ('--mesh=sequence:8', 2, 'nothing is split over it'),
     ('--mesh=data:3', 1, 'needs 3 devices, but there are 8'),
-    ('--prompts=6', 1, 'prompts=6 .* multiple of 8'),
+    ('--prompts=6', 1, '^error: prompts=6 .* multiple of 8'),
+    ('--sft_prompts=7', 1, '^error: sft_prompts=7 .* change --sft_prompts'),
+    ('--microbatches=2', 1, 'prompts=8 .* multiple of 16'),
+    ('--resume', 1, '--resume: .*/run holds no run'),
     ('--task=arithmetik', 1, "did you mean 'arithmetic'"),
     ('--task=jsonl:/no/such.jsonl', 1, 'There is no file'),
     ('--task_options=trce:trace', 1, "no option 'trce'; did you mean 'trace'"),
@@ -272,7 +313,11 @@ def test_the_folder_of_another_run(problems, whole, capsys):
   _, line = refused(capsys, whole, *problems)
   assert 'holds a run already; add --resume' in line
   _, line = refused(capsys, whole, *problems, '--resume', '--steps=7')
-  assert 'another config: steps 6 -> 7' in line
+  assert 'another config: steps 6 -> 7; what a run computes is fixed' in line
+  with (whole / '.lock').open() as lock:
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    _, line = refused(capsys, whole, *problems, '--resume')
+  assert f'{whole} is in use by another process' in line
   assert tiny.rows(whole) == before
 
 

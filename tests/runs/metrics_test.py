@@ -138,3 +138,11 @@ def test_clock_continues_when_a_stage_starts_again():
 
 def test_no_metrics_yet(tmp_path):
   assert metrics.read(tmp_path) == []
+
+
+@pytest.mark.parametrize('bad', ['{oops', '[1]', '{"a": 1}', '\x00'])
+def test_a_bad_line_is_named(tmp_path, bad):
+  good = '{"stage": "rl", "step": 1}\n'
+  (tmp_path / 'metrics.jsonl').write_text(f'{good}{bad}\n{good}')
+  with pytest.raises(ValueError, match='metrics.jsonl, line 2: not'):
+    metrics.read(tmp_path)

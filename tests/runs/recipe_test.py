@@ -1,6 +1,7 @@
 """Tests of the parts of a run: held-out problems, limits, tokenizers."""
 
 import dataclasses
+import json
 import re
 
 import grain
@@ -9,7 +10,9 @@ import pytest
 
 from experiments import grpo, quickstart
 from rljax.data import tokenizers
-from rljax.runs import evaluation, recipe, run
+from rljax.engine import sampling
+from rljax.engine.method import Method
+from rljax.runs import evaluation, recipe, run, warmup
 from rljax.tasks import task as task_lib
 from tests.runs import tiny
 
@@ -38,17 +41,59 @@ def test_the_quickstart_never_trains_on_held_out_problems(seed):
 
 def test_traces_verify_and_are_few(tmp_path):
   task = task_lib.named('arithmetic', reverse=True)
-  source = recipe.traces(task, 5, seed=0)
+  source = warmup.traces(task, 5, seed=0)
   chosen = [source[i] for i in range(len(source))]
   assert len({example.uid for example in chosen}) == 5
   assert all(task.verify(e, e.trace) == 1 for e in chosen)
 
 
+def test_a_task_without_traces(tmp_path):
+  tiny.problems(tmp_path)
+  task = task_lib.named(f'jsonl:{tmp_path}/train.jsonl')
+  with pytest.raises(ValueError, match='no worked solutions .* --sft_steps=0'):
+    warmup.traces(task, 5, seed=0)
+
+
 def test_options_are_read():
-  config = grpo.Config(task_options='a:1,b:0.5,c:true,d:x:y,e:')
-  assert config.options() == {'a': 1, 'b': 0.5, 'c': True, 'd': 'x:y', 'e': ''}
+  config = grpo.Config(task_options='a:1,b:x:y,c:')
+  assert config.options() == {'a': '1', 'b': 'x:y', 'c': ''}
   with pytest.raises(ValueError, match="write 'a' as name:value"):
     grpo.Config(task_options='a').options()
+  with pytest.raises(ValueError, match="'a' twice"):
+    grpo.Config(task_options='a:1,a:2').options()
+
+
+@pytest.mark.parametrize(
+  'flags, options',
+  [
+    ('', 'reverse:true'),
+    ('--task=countdown', ''),
+    ('--task=countdown --task_options=seed:3', 'seed:3'),
+    ('--model=smollm2-135m', ''),
+  ],
+)
+def test_default_options_are_those_of_the_default_task(flags, options):
+  got = []
+  run.main(quickstart.Config, got.append, ['x.py', *flags.split()])
+  assert got[0].task_options == options
+
+
+def test_a_method_is_taken_at_its_word():
+  phase = sampling.Phase(max_tokens=32, temperature=0.7, segment=64)
+  method = Method(phase=phase, epochs=2)
+  config = recipe.settled(grpo.Config(minibatches=4), method)
+  assert (config.epochs, config.minibatches) == (2, 4)
+  assert (config.max_tokens, config.temperature) == (32, 0.7)
+  assert recipe.settled(config, method) == config  # as when it is resumed
+  assert recipe.settled(grpo.Config(epochs=3), Method()).epochs == 3
+  tokenizer = tokenizers.Characters('0123456789+=')
+  made = recipe._method(config, method, None, tokenizer)
+  stop_ids = tokenizer.stop_ids
+  assert made.phase == dataclasses.replace(phase, stop_ids=stop_ids)
+  assert (made.epochs, made.minibatches) == (2, 4)
+  for flag in ({'epochs': 3}, {'temperature': 0.9}):
+    with pytest.raises(ValueError, match='but the method asks for'):
+      recipe.settled(grpo.Config(**flag), method)
 
 
 @pytest.mark.parametrize(
@@ -56,16 +101,32 @@ def test_options_are_read():
   [
     ('steps', -1, '--steps=-1 is negative'),
     ('prompts', 0, '--prompts=0 must be positive'),
-    ('temperature', 0.0, '--temperature=0.0 must be positive'),
+    ('temperature', 0.0, '--temperature=0.0 is not between'),
     ('processes', 2, 'needs --coordinator'),
+    ('coordinator', 'localhost:1', 'needs --processes'),
+    ('temperature', 1e4, 'is not between 0.001 and 1000'),
+    ('verify_workers', 2000, 'is not between 1 and 1024'),
+    ('eval_samples', -3, '--eval_samples=-3 is negative'),
+    ('prompt_len', -5, '--prompt_len=-5 is negative'),
+    ('sft_learning_rate', 0.0, 'must be positive'),
+    ('max_norm', 0.0, 'must be positive'),
+    ('max_norm', float('inf'), 'is not a finite number'),
+    ('weight_decay', -0.1, '--weight_decay=-0.1 is negative'),
+    ('group_size', 1, 'learns nothing from fewer than 2'),
+    ('clip_low', 1.0, 'is not below 1'),
     ('process', 1, 'is not below --processes=1'),
-    ('learning_rate', float('nan'), 'is not a number'),
+    ('learning_rate', float('nan'), 'is not a finite number'),
     ('beta', -1.0, '--beta=-1.0 is negative'),
   ],
 )
 def test_impossible_values(field, value, words):
   with pytest.raises(ValueError, match=words):
     dataclasses.replace(grpo.Config(), **{field: value}).validate()
+
+
+def test_the_quickstart_refuses_a_negative_penalty():
+  with pytest.raises(ValueError, match='--beta=-1.0 is negative'):
+    quickstart.Config(beta=-1.0).validate()
 
 
 class Slow:
@@ -93,6 +154,20 @@ def test_few_examples_of_a_slow_generator_are_made():
   # A quarter more than the longest that was seen, which has 9 tokens.
   assert recipe._limit(grpo.Config(), task, tokenizer) == 11
   assert task.made <= 4 * 256
+
+
+def test_every_prompt_of_a_file_is_looked_at(tmp_path):
+  rows = [{'prompt': f'{i}', 'answer': '1'} for i in range(5000)]
+  rows[4990]['prompt'] = 'x' * 20
+  path = tmp_path / 'many.jsonl'
+  path.write_text(''.join(json.dumps(row) + '\n' for row in rows))
+  task = task_lib.named(f'jsonl:{path}', held_out='0.001')
+  text = ''.join(recipe._corpus(task))
+  assert 'x' in text
+  tokenizer = tokenizers.Characters(''.join(sorted(set(text))))
+  assert recipe._limit(grpo.Config(), task, tokenizer) == 21
+  with pytest.raises(ValueError, match='has 21 tokens; the limit is 9'):
+    recipe._limit(grpo.Config(prompt_len=9), task, tokenizer)
 
 
 def test_held_out_prompts_that_are_too_long(tmp_path):
@@ -132,5 +207,5 @@ def test_the_quickstart_with_another_tokenizer(tmp_path, tokenizer):
   )
   run.main(quickstart.Config, train, ['quickstart.py', *flags.split()])
   summary = tiny.summary(tmp_path)
-  assert summary['finished'] and summary['steps'] == 4
+  assert summary['finished'] and summary['steps'] == 2
   assert {'pass@1_rl', 'pass@2_sft', 'accuracy_rl'} <= summary.keys()

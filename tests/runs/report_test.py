@@ -9,7 +9,7 @@ import matplotlib.image
 import numpy as np
 import pytest
 
-from rljax.runs import metrics, report
+from rljax.runs import metrics, report, run
 
 
 def history(sft=60, rl=150, names=('reward/task', 'entropy', 'length')):
@@ -87,6 +87,18 @@ def test_labels_never_overlap():
   assert len(ends) == 2 and abs(ends[1] - ends[0]) >= 0.149
 
 
+@pytest.mark.parametrize('accuracy, reward', [(0, 0), (0, 1), (1, 1)])
+def test_labels_stay_inside_of_the_frame(accuracy, reward):
+  rows = [{'stage': 'rl', 'step': i, 'seconds': 0.0} for i in range(1, 4)]
+  for row in rows:
+    row |= {'reward/task': reward, 'accuracy': accuracy}
+  outcome = report.figure(rows).axes[0]
+  ends = sorted(t.xy[1] for t in outcome.texts if '\n' in t.get_text())
+  low, high = outcome.get_ylim()
+  assert low + 0.074 <= ends[0] <= ends[1] - 0.149
+  assert ends[1] <= high - 0.074
+
+
 @pytest.mark.parametrize(
   'rows',
   [
@@ -154,23 +166,44 @@ def test_headline():
   more = {'accuracy_rl': 0.5, 'control': 'sft'}
   assert report.headline(more) == 'held-out accuracy 0.50 after more SFT'
   assert report.headline({}) == 'done'
+  stopped = {'finished': False, 'done': 5, 'total': 9}
+  said = 'unfinished, saved at step 5 of 9'
+  assert report.headline(stopped) == said
+  stopped['accuracy_sft'] = 0.5
+  said += ': held-out accuracy 0.50 after SFT'
+  assert report.headline(stopped) == said
+  lost = {'accuracy_rl': 0.5, 'nonfinite': 1234}
+  assert report.headline(lost).endswith('; 1,234 updates not finite')
+
+
+PROGRAM = run.Program('quickstart', 'some/quickstart.py', 'python -m x')
 
 
 def test_summary(tmp_path):
   report.curves(tmp_path)
-  start = 'python -m experiments.quickstart'
-  report.summary(tmp_path, VALUES, start, f'{start} --seed=3')
+  resume = "python -m x '--workdir=a b' --resume"
+  values = VALUES | {'peak_rss_mb': 812.04, 'pass@4_rl': 0.9}
+  report.summary(tmp_path, values, PROGRAM, resume)
   text = (tmp_path / 'summary.json').read_text()
   read = json.loads(text, parse_constant=pytest.fail)
-  assert read == VALUES | {'final_loss': None}
+  assert read == values | {'final_loss': None}
   text = (tmp_path / 'summary.md').read_text()
   for shown in (
     report.headline(VALUES),
-    '| accuracy_rl_high | 0.88 |',
+    '| held-out accuracy after RL | 0.84 (0.79–0.88) |',
+    '| pass@4 after RL | 0.9 |',
+    '| time | 291.2 s |',
+    '| most memory | 812 MB |',
     f'`{tmp_path}/curves.png`',
-    f'python -m experiments.quickstart --seed=3 --workdir={tmp_path} --resume`',
-    '`experiments/quickstart.py`',
+    f'- Resume: `{resume}`',
+    '`some/quickstart.py`',
+    '`python -m x --help`',
   ):
     assert shown in text
   assert 'tensorboard' not in text  # there is none
   assert not list(tmp_path.glob('*.tmp'))
+
+
+def test_a_finished_run_is_not_resumed(tmp_path):
+  report.summary(tmp_path, VALUES, PROGRAM)
+  assert 'esume' not in (tmp_path / 'summary.md').read_text()

@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import os
+import pathlib
 import shlex
 import subprocess
 import sys
@@ -93,14 +95,42 @@ def test_two_configs_do_not_collide():
 def test_a_command_line_makes_its_config_again(flags, steps, stop):
   config = parse(*flags.split(), config=Sized)
   assert (config.steps, config.stop) == (steps, stop)
-  words = run.command(config).split()
-  assert words[:3] == ['python', '-m', __name__]
-  assert sorted(words[3:]) == sorted(flags.split())
+  start, command = run.program(config).start, run.command(config)
+  assert command.startswith(start)
+  assert sorted(command.removeprefix(start).split()) == sorted(flags.split())
 
 
 def test_a_command_line_can_be_pasted_into_a_shell():
-  config = parse('--stop=a b\\n', config=Sized)
-  assert shlex.split(run.command(config))[3:] == ['--stop=a b\\n']
+  config = parse('--stop=a b\\n', '--workdir=my run', config=Sized)
+  words = shlex.split(run.resumption(config))
+  assert words[-3:] == ['--stop=a b\\n', '--workdir=my run', '--resume']
+
+
+@pytest.mark.parametrize(
+  'arguments, start, source',
+  [
+    (['my script.py'], "python 'my script.py'", 'my script.py'),
+    (['-m', 'package.mine'], 'python -m package.mine', 'package/mine.py'),
+  ],
+)
+def test_a_program_is_what_was_started(tmp_path, arguments, start, source):
+  """And not the module from which it takes its config."""
+  (tmp_path / 'package').mkdir()
+  for name in ('my script.py', 'package/mine.py'):
+    (tmp_path / name).write_text(
+      'from rljax.runs import run; p = run.program(run.Config());'
+      'print(p.start, p.source, sep=chr(10))'
+    )
+  paths = [str(pathlib.Path(path).absolute()) for path in sys.path if path]
+  done = subprocess.run(
+    [sys.executable, *arguments],
+    env=dict(os.environ, PYTHONPATH=os.pathsep.join(paths)),
+    cwd=tmp_path,
+    capture_output=True,
+    text=True,
+    check=True,
+  )
+  assert done.stdout.splitlines() == [start, source]
 
 
 class RefusedTest(parameterized.TestCase):
@@ -114,10 +144,13 @@ class RefusedTest(parameterized.TestCase):
     ('--sed=1', 'seed'),
     ('--steps=many', 'steps'),
     ('--steps=0', '--steps=0 is less than 1'),
-    ('--control=shufled', 'none|shuffled'),
+    ('--control=shufled', "did you mean 'shuffled'?"),
+    ('--stps=4', "there is no flag --stps; did you mean 'steps'?"),
+    ('--zzz=4', 'there is no flag --zzz; see --help'),
     ('--layers=1,x', 'layers'),
     ('--seed=-1', '--seed=-1 is not in'),
-    ('--learning_rate=nan', '--learning_rate is not a number'),
+    ('--learning_rate=nan', '--learning_rate=nan is not a finite number'),
+    ('--learning_rate=-inf', '--learning_rate=-inf is not a finite number'),
     ('steps=4', "'steps=4' is no flag"),
   )
   def test_one_line_and_status_2(self, argument, message):
@@ -140,6 +173,7 @@ def test_help_lists_only_these_flags(capsys):
   names = [f.name for f in dataclasses.fields(Config)] + ['traceback']
   assert flags == [f'  --{name}' for name in names]
   assert '--layers=1,2 ' in out and 'which control (none, shuffled)' in out
+  assert out.count('shuffled') == 1
   assert out.startswith('Tests of configs')
 
 
@@ -161,6 +195,27 @@ def test_errors_of_a_run_are_one_line(error, status, capsys):
   assert caught.value.code == status
   err = capsys.readouterr().err
   assert err.startswith('error: ') and err.count('\n') == 1
+
+
+def test_threads_that_end_with_a_failed_write_are_silent(monkeypatch):
+  shown = []
+  monkeypatch.setattr(sys, 'unraisablehook', lambda x: shown.append(x.exc_type))
+  run._hush_threads.cache_clear()
+
+  class Raises:
+    def __init__(self, error):
+      self.error = error
+
+    def __del__(self):
+      raise self.error
+
+  def fail(config):
+    Raises(RuntimeError('Event loop is closed'))
+    Raises(KeyError('a bug'))
+
+  run.main(Config, fail, ['prog.py'])
+  assert shown == [KeyError]
+  run._hush_threads.cache_clear()
 
 
 def test_traceback_is_shown_on_request_and_for_bugs():

@@ -43,10 +43,10 @@ def console(width=80, terminal=True):
   )
 
 
-def lines(state, width=80):
+def lines(state, width=80, height=24):
   screen = console(width)
   with screen.capture() as captured:
-    screen.print(terminal.render(state))
+    screen.print(terminal.render(state, width, height))
   return captured.get().splitlines()
 
 
@@ -71,6 +71,20 @@ def test_everything_is_readable(width):
   assert '…' not in text
 
 
+def test_a_small_terminal_shows_what_matters():
+  got = lines(_STATE, 60, 12)
+  assert len(got) <= 11  # one line stays for the cursor
+  text = '\n'.join(got)
+  for shown in (
+    '121/400     3:24 left',
+    '▁▅█',
+    '0.71  0.65–0.77, from 0.34',
+    '1.00 at step 118',
+  ):
+    assert shown in text, (shown, text)
+  assert '…' not in text
+
+
 @pytest.mark.parametrize('width', [60, 80, 120])
 def test_height_and_width_never_change(width):
   long = terminal.Sample('x ' * 500, 'y\n' * 500, 0.0, 123456)
@@ -80,7 +94,8 @@ def test_height_and_width_never_change(width):
     _STATE,
     dataclasses.replace(_STATE, sample=long),
     dataclasses.replace(_STATE, sample=hostile),
-    dataclasses.replace(_STATE, stage='eval', step=400, rewards=(0.1,) * 999),
+    dataclasses.replace(_STATE, doing='evaluating', rewards=(0.1,) * 999),
+    dataclasses.replace(_STATE, warning='1,234 updates not finite'),
   ]
   shapes = set()
   for state in states:
@@ -96,6 +111,33 @@ def test_sampled_text_is_shown_as_it_is_and_moves_nothing():
   text = '\n'.join(lines(dataclasses.replace(_STATE, sample=sample)))
   assert '[bold]no[/bold] [/oops]·[31m··abc·2J' in text
   assert not any(c in text for c in '\x1b\x07\u202e\x9b')
+
+
+def shown(view):
+  screen = console()
+  with screen.capture() as captured:
+    screen.print(view._picture())
+  return captured.get()
+
+
+def test_a_stage_that_compiles_says_so():
+  view = terminal.View('quickstart', console())
+  view.begin('rl', 0, 400, {})
+  text = shown(view)
+  assert 'reinforcement learning' in text and '0/400' in text
+  assert 'compiling' in text and '0.00' not in text
+  view.say_doing('evaluating')
+  assert 'evaluating' in shown(view) and 'compiling' not in shown(view)
+  view.measured({'accuracy': 0.25})
+  assert 'compiling' in shown(view) and '0.25' in shown(view)
+  view.update('rl', 1, 400, {})
+  assert 'first step' in shown(view)
+  view.update('rl', 400, 400, {})
+  assert 'done' in shown(view)
+  view.begin('rl', 400, 900, {})
+  assert 'compiling' in shown(view) and '400/900' in shown(view)
+  view.warn('3 updates not finite')
+  assert '3 updates not finite' in shown(view)
 
 
 def test_not_a_number_is_drawn():

@@ -76,7 +76,7 @@ class ProblemsTest(parameterized.TestCase):
   @parameterized.parameters(
     ({'numbers': 4, 'largest': 99}, 'overflow'),
     ({'numbers': 2, 'largest': 3, 'problems': 900}, 'problems found'),
-    ({'numbers': 1}, 'numbers >= 2'),
+    ({'numbers': 1}, 'numbers:1 is less than 2'),
     ({'held_out': 0.0}, 'held_out'),
   )
   def test_options_out_of_range(self, options, message):

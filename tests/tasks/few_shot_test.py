@@ -132,8 +132,8 @@ class ProblemsTest(parameterized.TestCase):
     ({'parts': 'sums sums'}, 'repeats itself'),
     ({'parts': ''}, 'is empty'),
     ({'shots': 9}, '4 for each part'),
-    ({'held_out': 0.0}, '0 < held_out < 1'),
-    ({'most': 3}, 'most >= 4'),
+    ({'held_out': 0.0}, 'held_out:0.0 is not between 0 and 1'),
+    ({'most': 3}, 'most:3 is less than 4'),
   )
   def test_options_out_of_range(self, options, message):
     with self.assertRaisesRegex(ValueError, message):

@@ -33,6 +33,34 @@ class NamedTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, "did you mean 'digits'"):
       task.named('arithmetic', digit=2)
 
+  def test_texts_are_read_as_their_fields_are_annotated(self):
+    texts = {'digits': '1', 'reverse': 'true', 'held_out': '0.5'}
+    made = task.named('arithmetic', **texts)
+    values = {'digits': 1, 'reverse': True, 'held_out': 0.5}
+    self.assertEqual(made, arithmetic.Arithmetic(**values))
+    self.assertIs(made.reverse, True)
+
+  @parameterized.parameters(
+    ('arithmetic', 'digits', 'two', 'is not a whole number'),
+    ('arithmetic', 'digits', '1.5', 'is not a whole number'),
+    ('arithmetic', 'digits', 1.5, 'is not a whole number'),
+    ('arithmetic', 'digits', True, 'is not a whole number'),
+    ('arithmetic', 'digits', '0', 'is less than 1'),
+    ('arithmetic', 'reverse', 'maybe', 'is not true or false'),
+    ('arithmetic', 'reverse', 1, 'is not true or false'),
+    ('arithmetic', 'operations', '5', 'should be some of'),
+    ('countdown', 'seed', '-1', 'is less than 0'),
+    ('few_shot', 'shots', 'abc', 'is not a whole number'),
+    ('jsonl:x', 'held_out', 'half', 'is not a number'),
+    ('jsonl:x', 'held_out', '2', 'is not between 0 and 1'),
+    ('jsonl:x', 'held_out', 'nan', 'is not between 0 and 1'),
+    ('jsonl:x', 'prompt', 5, 'is not a text'),
+  )
+  def test_wrong_value(self, name, option, value, message):
+    found = f'^--task_options={option}:.* {message}'
+    with self.assertRaisesRegex(ValueError, found):
+      task.named(name, **{option: value})
+
   def test_wrong_split(self):
     with self.assertRaisesRegex(ValueError, "did you mean 'test'"):
       task.named('arithmetic').source('tests')
