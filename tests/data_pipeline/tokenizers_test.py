@@ -234,10 +234,11 @@ def test_settings_that_do_not_fit(tmp_path):
     tokenizers.named(str(path))
 
 
+@pytest.mark.parametrize('text', ['{}', ''])
 @pytest.mark.parametrize('suffix', ['json', 'model'])
-def test_files_of_another_kind(tmp_path, suffix):
+def test_files_of_another_kind(tmp_path, suffix, text):
   path = tmp_path / f'tokenizer.{suffix}'
-  path.write_text('{}')
+  path.write_text(text)
   with pytest.raises(ValueError, match=rf'tokenizer\.{suffix}: .* no [tS]'):
     tokenizers.named(str(path))
 

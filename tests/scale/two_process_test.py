@@ -1,12 +1,15 @@
 """The same run in two processes, over loopback."""
 
+import json
 import os
 import socket
 import subprocess
 import sys
+import time
 
 import pytest
 
+from experiments import grpo
 from rljax.runs import metrics, rollouts
 from tests.runs import tiny
 
@@ -22,8 +25,8 @@ def _port() -> int:
     return free.getsockname()[1]
 
 
-def run_all(workdir, *flags, processes=2, devices=1):
-  """Runs GRPO in several processes; returns what the first one wrote."""
+def start_all(workdir, *flags, processes=2, devices=1):
+  """Runs GRPO in several processes; returns status, stdout, stderr of each."""
   command = [sys.executable, '-m', 'experiments.grpo', f'--workdir={workdir}']
   command += [*FLAGS, *flags, f'--devices={devices}']
   if processes > 1:
@@ -41,9 +44,18 @@ def run_all(workdir, *flags, processes=2, devices=1):
     for i in range(processes)
   ]
   outputs = [process.communicate(timeout=280) for process in started]
-  for process, (_, error) in zip(started, outputs, strict=True):
-    assert process.returncode == 0, error[-3000:]
-  return [out for out, _ in outputs]
+  return [
+    (process.returncode, *texts)
+    for process, texts in zip(started, outputs, strict=True)
+  ]
+
+
+def run_all(workdir, *flags, **how):
+  """Returns what the processes of a run that succeeds write."""
+  ended = start_all(workdir, *flags, **how)
+  for status, _, error in ended:
+    assert status == 0, error[-3000:]
+  return [out for _, out, _ in ended]
 
 
 def assert_run(workdir, outputs):
@@ -64,6 +76,19 @@ def test_a_device_verifier_in_two_processes(tmp_path):
   outputs = run_all(tmp_path, '--task=arithmetic')
   assert_run(tmp_path, outputs)
   assert 'summary:' not in outputs[1]
+
+
+def test_both_processes_say_that_the_folder_is_of_another_run(tmp_path):
+  config = grpo.Config(steps=77).to_json()
+  (tmp_path / 'config.json').write_text(json.dumps(config))
+  begun = time.monotonic()
+  ended = start_all(tmp_path, '--task=arithmetic', '--resume')
+  assert time.monotonic() - begun < 60  # a lost process is waited for longer
+  for status, _, error in ended:
+    assert status == 1
+    (line,) = error.splitlines()
+    assert line.startswith(f'error: {tmp_path} holds a run of another config')
+    assert 'steps 77 -> 2' in line
 
 
 @pytest.mark.slow
