@@ -52,7 +52,7 @@ class Config(recipe.Config):
   task_options: str = run.field(
     'reverse:true', 'options of the task, such as digits:2,style:short'
   )
-  steps: int = run.field(350, 'rollout batches')
+  steps: int = run.field(350, 'rollout batches', grows=True)
   prompts: int = run.field(64, 'prompts a batch, over all devices')
   max_tokens: int = run.field(5, 'limit on response tokens')
   learning_rate: float = run.field(1e-3, 'of the RL stage, after warm-up')

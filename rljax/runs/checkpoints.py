@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 import contextlib
+import dataclasses
 import errno
 import fcntl
 import json
@@ -214,10 +215,7 @@ def _claim(config: run.Config) -> Iterator[None]:
 def _check_config(path: pathlib.Path, config: run.Config) -> None:
   """Writes the config of a new folder, or compares it with the one there."""
   if not path.exists():
-    partial = path.with_suffix('.tmp')
-    partial.write_text(json.dumps(config.to_json(), indent=2) + '\n')
-    partial.replace(path)
-    return
+    return _write_config(path, config)
   try:
     old = type(config).from_json(json.loads(path.read_text()))
   except ValueError as error:
@@ -225,15 +223,22 @@ def _check_config(path: pathlib.Path, config: run.Config) -> None:
   changed = run.diff(old, config)
   if changed:
     listed = ', '.join(f'{k} {a!r} -> {b!r}' for k, (a, b) in changed.items())
-    raise ValueError(
-      f'{path.parent} holds a run of another config: {listed};'
-      ' what a run computes is fixed when it begins'
-    )
+    raise ValueError(f'{path.parent} holds a run of another config: {listed}')
   if not config.resume:
     raise ValueError(
       f'{path.parent} holds a run already; add --resume or choose another'
       ' --workdir'
     )
+  grows = [f.name for f in dataclasses.fields(old) if f.metadata.get('grows')]
+  grown = {name: getattr(config, name) for name in grows}
+  if dataclasses.replace(old, **grown) != old:
+    _write_config(path, dataclasses.replace(old, **grown))
+
+
+def _write_config(path: pathlib.Path, config: run.Config) -> None:
+  partial = path.with_suffix('.tmp')
+  partial.write_text(json.dumps(config.to_json(), indent=2) + '\n')
+  partial.replace(path)
 
 
 class Interrupt:

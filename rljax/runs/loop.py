@@ -410,16 +410,21 @@ class _Run:
     values = self._values()
     if lead:
       folder = pathlib.Path(self.config.workdir)
-      again = '' if values['finished'] else run.resumption(self.config)
+      again = self._again(values['finished'])
       report.curves(folder)
       report.summary(folder, values, run.program(self.config), again)
       view = terminal.View('')
       view.say(report.headline(values))
       view.say(f'summary: {folder / report.SUMMARY_TEXT}')
       view.say(f'picture: {folder / report.CURVES}')
-      if again:
-        view.say(f'resume:  {again}')
+      label = 'longer: ' if values['finished'] else 'resume: '
+      view.say(f'{label} {again}')
     return values
+
+  def _again(self, finished: bool) -> str:
+    """Returns the command line that goes on, for twice as long at the end."""
+    steps = self.config.steps * (2 if finished else 1)
+    return run.resumption(dataclasses.replace(self.config, steps=steps))
 
 
 # Far from the numbers that phases of a step use.

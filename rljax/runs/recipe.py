@@ -61,7 +61,7 @@ class Config(run.Config):
   remat: Literal['none', 'dots', 'full'] = run.field(
     'dots', 'what backward keeps: all, products, or layer inputs'
   )
-  steps: int = run.field(100, 'rollout batches')
+  steps: int = run.field(100, 'rollout batches', grows=True)
   prompts: int = run.field(16, 'prompts a batch, over all devices')
   group_size: int = run.field(8, 'responses to each prompt')
   prompt_len: int = run.field(

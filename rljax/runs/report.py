@@ -130,7 +130,7 @@ def summary(
   workdir: str | os.PathLike[str],
   values: Mapping[str, Any],
   program: run.Program,
-  resume: str = '',
+  resume: str,
 ) -> None:
   """Writes summary.json and summary.md.
 
@@ -138,7 +138,7 @@ def summary(
     workdir: folder of the run.
     values: see `headline`; others are listed as they are.
     program: what was started.
-    resume: the command line that goes on; empty for a run that is finished.
+    resume: the command line that goes on.
   """
   root = pathlib.Path(workdir)
   finite = {k: _json(v) for k, v in values.items()}
@@ -173,8 +173,9 @@ def _markdown(
   ]
   source = program.source or 'the program'
   lines += ['', '## Next', '']
-  lines += [f'- Resume: `{resume}`'] if resume else []
+  ended = values.get('finished', True)
   lines += [
+    f'- {"Resume, for longer" if ended else "Resume"}: `{resume}`',
     f'- Settings: `{program.start} --help`',
     f'- Another method: change `method` in `{source}`, or run another module '
     'of `experiments/` on the same task.',

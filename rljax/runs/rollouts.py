@@ -20,6 +20,7 @@ from rljax.runs import judging, recipe
 
 _FOLDER = 'rollouts'
 _COMPLETE = 'complete'
+_METADATA = 'zarr.json'  # of a store that exists
 
 
 class Rollouts:
@@ -147,12 +148,18 @@ def read(workdir: str | os.PathLike[str]) -> dict[str, np.ndarray]:
 def _store(
   path: pathlib.Path, shape: tuple[int, ...], dtype: Any, parts: int
 ) -> tensorstore.TensorStore:
-  """Opens or makes a store with a chunk for each step and process."""
+  """Opens or makes a store with a chunk for each step and process.
+
+  One that was made for fewer steps grows.
+  """
   _, rows, *rest = shape
   if rows % parts:
     raise ValueError(f'{path.name}: {parts} processes cannot share {rows}')
   chunk = [1, rows // parts, *rest]
   assert math.prod(chunk), f'{path.name} is empty'
+  if (path / _METADATA).exists():
+    end = [shape[0], *[None] * (len(shape) - 1)]
+    _open(path).resize(exclusive_max=end, expand_only=True).result()
   return tensorstore.open(
     _spec(path),
     open=True,

@@ -37,15 +37,18 @@ _FAILED = 1  # of a run that ended with an error
 _INTERRUPTED = 130  # of a run ended by Ctrl-C, as in a shell
 
 
-def field(default: _Value, help: str, *, transient: bool = False) -> _Value:
+def field(
+  default: _Value, help: str, *, transient: bool = False, grows: bool = False
+) -> _Value:
   """Returns a config field with its help text.
 
   Args:
     default: the value without the flag; its annotation gives the flag's type.
     help: one line for `--help`.
     transient: the value may differ between a run and its resumption.
+    grows: the value may be larger in a resumption.
   """
-  metadata = {'help': help, 'transient': transient}
+  metadata = {'help': help, 'transient': transient, 'grows': grows}
   return dataclasses.field(default=default, metadata=metadata)
 
 
@@ -115,12 +118,13 @@ def nearest(name: str, choices: Sequence[str]) -> str:
 
 def diff(old: Config, new: Config) -> dict[str, tuple[Any, Any]]:
   """Returns {field: (old, new)} of what makes these two different runs."""
-  pairs = {
-    f.name: (getattr(old, f.name), getattr(new, f.name))
-    for f in dataclasses.fields(new)
-    if not f.metadata.get('transient')
-  }
-  return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
+  found = {}
+  for f in dataclasses.fields(new):
+    before, now = getattr(old, f.name), getattr(new, f.name)
+    longer = f.metadata.get('grows') and now > before
+    if before != now and not longer and not f.metadata.get('transient'):
+      found[f.name] = (before, now)
+  return found
 
 
 @dataclasses.dataclass(frozen=True)

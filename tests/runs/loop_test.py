@@ -169,21 +169,32 @@ def test_signals_save_and_end_the_run(
   assert 'saved at step 6 of 9' in out and f'{tmp_path} --resume' in out
   acting(99, lambda: None)
   tiny.train(tmp_path, *flags, '--resume')
-  assert 'resume' not in capsys.readouterr().out
+  out = capsys.readouterr().out
+  assert 'longer: ' in out and ' --steps=12 ' in out
   for name, value in tiny.arrays(whole).items():
     assert tiny.arrays(tmp_path)[name].tobytes() == value.tobytes(), name
   assert tiny.rows(tmp_path) == tiny.rows(whole)
 
 
+@pytest.mark.slow
+def test_a_finished_run_goes_on(problems, whole, tmp_path):
+  """From the middle of an epoch, as if it had been meant to."""
+  tiny.train(tmp_path, *problems, '--steps=3')
+  assert tiny.summary(tmp_path)['finished']
+  tiny.train(tmp_path, *problems, '--resume')
+  assert_same(tmp_path, whole)
+  config = json.loads((tmp_path / 'config.json').read_text())
+  assert config['steps'] == 6
+
+
 def test_resumes_with_the_flags_that_a_user_has(problems, tmp_path):
-  """On one device, with XLA's own flags."""
+  """On one device, with XLA's own flags; the state is restored, no more."""
   program = (
-    'import os, pathlib, signal, sys; from tests.runs import tiny;'
-    'tiny.at(1, lambda: os.kill(os.getpid(), signal.SIGTERM));'
+    'import pathlib, sys; from tests.runs import tiny;'
     'folder, *flags = sys.argv[1:]; folder = pathlib.Path(folder);'
     'tiny.train(folder, *flags); tiny.train(folder, *flags, "--resume")'
   )
-  flags = [*problems, '--sft_steps=0', '--steps=2', '--eval_every=0']
+  flags = [*problems, '--sft_steps=0', '--steps=1', '--beta=0']
   done = subprocess.run(
     [sys.executable, '-c', program, str(tmp_path), *flags],
     env=dict(os.environ, XLA_FLAGS=''),
@@ -191,7 +202,7 @@ def test_resumes_with_the_flags_that_a_user_has(problems, tmp_path):
     text=True,
   )
   assert done.returncode == 0, done.stderr[-3000:]
-  assert tiny.summary(tmp_path)['steps'] == 2
+  assert done.stdout.count('longer: ') == 2
 
 
 def test_a_full_disk_ends_the_run_and_keeps_its_checkpoint(
@@ -312,8 +323,8 @@ def test_the_folder_of_another_run(problems, whole, capsys):
   before = tiny.rows(whole)
   _, line = refused(capsys, whole, *problems)
   assert 'holds a run already; add --resume' in line
-  _, line = refused(capsys, whole, *problems, '--resume', '--steps=7')
-  assert 'another config: steps 6 -> 7; what a run computes is fixed' in line
+  _, line = refused(capsys, whole, *problems, '--resume', '--steps=5')
+  assert 'another config: steps 6 -> 5' in line
   with (whole / '.lock').open() as lock:
     fcntl.flock(lock, fcntl.LOCK_EX)
     _, line = refused(capsys, whole, *problems, '--resume')

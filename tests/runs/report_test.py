@@ -195,15 +195,10 @@ def test_summary(tmp_path):
     '| time | 291.2 s |',
     '| most memory | 812 MB |',
     f'`{tmp_path}/curves.png`',
-    f'- Resume: `{resume}`',
+    f'- Resume, for longer: `{resume}`',
     '`some/quickstart.py`',
     '`python -m x --help`',
   ):
     assert shown in text
   assert 'tensorboard' not in text  # there is none
   assert not list(tmp_path.glob('*.tmp'))
-
-
-def test_a_finished_run_is_not_resumed(tmp_path):
-  report.summary(tmp_path, VALUES, PROGRAM)
-  assert 'esume' not in (tmp_path / 'summary.md').read_text()

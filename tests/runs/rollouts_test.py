@@ -59,6 +59,18 @@ def test_later_steps_are_dropped_on_resume(tmp_path):
   assert_steps(tmp_path, [0, 1, 7])
 
 
+def test_a_longer_run_goes_on(tmp_path):
+  store = rollouts.Rollouts(tmp_path, SHAPES, steps=2)
+  for step in (0, 1):
+    store.write(step, arrays(step))
+  store.wait()
+  store = rollouts.Rollouts(tmp_path, SHAPES, steps=4, keep=2)
+  assert_steps(tmp_path, [0, 1])
+  store.write(2, arrays(2))
+  store.wait()
+  assert_steps(tmp_path, [0, 1, 2])
+
+
 def test_a_short_width_is_padded_and_a_long_one_refused(tmp_path):
   store = rollouts.Rollouts(tmp_path, SHAPES, steps=1)
   short = arrays(0) | {'response': np.ones((4, 3), np.int32)}

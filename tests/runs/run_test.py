@@ -19,7 +19,7 @@ from rljax.runs import run
 @dataclasses.dataclass(frozen=True)
 class Config(run.Config):
   learning_rate: float = run.field(0.1, 'step size')
-  steps: int = run.field(3, 'updates')
+  steps: int = run.field(3, 'updates', grows=True)
   tau: str = run.field('linear(0.1,0.01)', 'a number or a schedule')
   layers: tuple[int, ...] = run.field((1, 2), 'layers to read')
   names: tuple[str, ...] = run.field((), 'names')
@@ -237,6 +237,9 @@ def test_json_round_trip_and_diff():
   assert Config.from_json(json.loads(json.dumps(config.to_json()))) == config
   other = dataclasses.replace(config, workdir='b', devices=4, layers=(4, 5))
   assert run.diff(config, other) == {'layers': ((4,), (4, 5))}
+  longer = dataclasses.replace(config, steps=9)
+  assert run.diff(config, longer) == {}
+  assert run.diff(longer, config) == {'steps': (9, 3)}
   with pytest.raises(ValueError, match="did you mean 'learning_rate'"):
     Config.from_json({'learning_rte': 1})
 
