@@ -81,20 +81,23 @@ class Spec:
 
 
 def bent(raw, inverse, bend: Bend, ids, fresh=None):
-  """Returns scaled logits [n, v] and their slope in the raw ones.
+  """Returns scaled logits [n, v] and their slope in the raw ones, None for 1.
 
   Args:
     raw: f32 [n, v].
-    inverse: f32 [n, 1], 1 / temperature.
+    inverse: f32 [n, 1], 1 / temperature, or None for 1.
     bend: of the model.
     ids: i32 [1, v] or [n, v], ids of the columns.
     fresh: None or bool, columns that count.
   """
-  slope = inverse
+  slope = None
   if bend.softcap is not None:
     curve = jnp.tanh(raw * (1.0 / bend.softcap))
-    raw, slope = bend.softcap * curve, inverse * (1.0 - curve * curve)
-  scaled = raw * inverse
+    raw, slope = bend.softcap * curve, 1.0 - curve * curve
+  scaled = raw
+  if inverse is not None:
+    scaled = raw * inverse
+    slope = inverse if slope is None else inverse * slope
   if bend.valid is not None:
     real = ids < bend.valid
     fresh = real if fresh is None else fresh & real
@@ -119,13 +122,13 @@ def start(spec: Spec, rows: int) -> dict[str, jax.Array]:
   }
 
 
-def of_tile(spec: Spec, s, hit, ids, sq=None) -> dict[str, jax.Array]:
+def of_tile(spec: Spec, s, own, ids, sq=None) -> dict[str, jax.Array]:
   """Returns the moments of one tile.
 
   Args:
     spec: which.
     s: f32 [n, v], scaled logits.
-    hit: bool [n, v], where the target is.
+    own: gives what an [n, v] holds at the target [n, 1], 0 if it is elsewhere.
     ids: i32 [n, v] or [1, v].
     sq: f32 [n, v], scaled logits of the reference.
   """
@@ -135,19 +138,19 @@ def of_tile(spec: Spec, s, hit, ids, sq=None) -> dict[str, jax.Array]:
   square = e * e
   sums = {
     'l': lambda: e,
-    't': lambda: jnp.where(hit, s, 0.0),
     'a': lambda: e * d,
     'b': lambda: e * d * d,
     's': lambda: square,
     'as': lambda: square * d,
   }
-  found = {'m': top}
+  found = {'m': top, 't': own(s)}
+  if 'tq' in spec.moments:
+    found['tq'] = own(sq)
   if sq is not None:
     found['mq'] = _max(sq)
     eq = jnp.exp(jnp.maximum(sq - found['mq'], _FLOOR))
     sums |= {
       'lq': lambda: eq,
-      'tq': lambda: jnp.where(hit, sq, 0.0),
       'pq': lambda: e * (s - sq),
       'qp': lambda: eq * (sq - s),
     }

@@ -122,6 +122,7 @@ def vocab_stats(
   if explain:
     return picked
   form = _Program(plan, picked, layout)
+  x = _folded(x, spec)
   stats = algebra.with_derived(form.differentiable(x))
   return {name: stats[name] for name in want}
 
@@ -177,7 +178,12 @@ def token_loss(
   paired = reference if spec.reference else None
   x = _inputs(hidden, unembed, targets, temperature, paired)
   picked = choice.choose(plan, x, layout, implementation)
-  return _Program(plan, picked, layout).loss(fn, x, weight, dict(data))
+  form = _Program(plan, picked, layout)
+  whole, inverse = _folded(x, spec), x.policy.inverse
+  sums = form.loss(fn, whole, weight, dict(data))
+  if inverse is None or whole is x:
+    return sums
+  return sums._replace(d_hidden=sums.d_hidden * inverse)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -338,9 +344,8 @@ def _recomputed_bwd(form: _Program, saved, cotangent):
   constants = algebra.constants(form.plan.spec, found, g)
   d_hidden, d_unembed = form.backward(x, constants)
   zero = jax.tree.map(jnp.zeros_like, x.reference)
-  inverse = jnp.zeros_like(x.policy.inverse)
   none: Any = None
-  return (Inputs(Side(d_hidden, d_unembed, inverse), none, zero),)
+  return (Inputs(Side(d_hidden, d_unembed, none), none, zero),)
 
 
 _recomputed.defvjp(_recomputed_fwd, _recomputed_bwd)
@@ -360,9 +365,25 @@ def _inputs(hidden, unembed, targets, temperature, reference) -> Inputs:
   return Inputs(policy, targets.astype(jnp.int32)[:, None], ref)
 
 
-def _inverse(temperature, rows: tuple[int, ...]) -> jax.Array:
-  if isinstance(temperature, int | float) and not temperature > 0:
-    raise ValueError(f'temperature is {temperature}; it must be positive.')
+def _folded(x: Inputs, spec: algebra.Spec) -> Inputs:
+  """Returns inputs whose temperature is in the hidden states where it may be.
+
+  In float32 and without a soft cap, dividing [N, D] replaces dividing [N, V].
+  """
+  hidden, unembed, inverse = x.policy
+  if inverse is None or spec.policy.softcap is not None:
+    return x
+  if hidden.dtype != jnp.float32:
+    return x
+  return x._replace(policy=Side(hidden * inverse, unembed, None))
+
+
+def _inverse(temperature, rows: tuple[int, ...]) -> jax.Array | None:
+  if isinstance(temperature, int | float):
+    if not temperature > 0:
+      raise ValueError(f'temperature is {temperature}; it must be positive.')
+    if temperature == 1:
+      return None
   inverse = 1.0 / jnp.asarray(temperature, jnp.float32)
   if inverse.shape not in ((), rows):
     raise ValueError(

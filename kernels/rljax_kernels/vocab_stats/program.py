@@ -15,7 +15,7 @@ class Side(NamedTuple):
 
   hidden: jax.Array  # [N, D]
   unembed: jax.Array  # [V, D], or [D, V]
-  inverse: jax.Array  # f32 [N, 1], 1 / temperature
+  inverse: jax.Array | None  # f32 [N, 1], 1 / temperature; None for 1
 
 
 class Inputs(NamedTuple):
@@ -49,10 +49,19 @@ class Tile(NamedTuple):
   """Logits of some rows and ids."""
 
   s: jax.Array  # f32 [n, v]
-  slope: jax.Array  # of s in the raw logits, [n, v] or [n, 1]
+  slope: jax.Array | None  # of s in the raw logits, [n, v], [n, 1] or 1
   hit: jax.Array  # bool [n, v], where the target is
   ids: jax.Array  # i32 [1, v]
   sq: jax.Array | None = None
+  at: jax.Array | None = None  # i32 [n, 1], the target's column, if it is known
+
+  def own(self, values: jax.Array) -> jax.Array:
+    """Returns what values [n, v] hold at the target, [n, 1]; 0 if elsewhere."""
+    if self.at is None:
+      return jnp.sum(jnp.where(self.hit, values, 0.0), axis=1, keepdims=True)
+    size = values.shape[1]
+    found = jnp.take_along_axis(values, jnp.clip(self.at, 0, size - 1), axis=1)
+    return jnp.where((self.at >= 0) & (self.at < size), found, 0.0)
 
 
 class Implementation(Protocol):
@@ -116,7 +125,7 @@ def tile(plan: Plan, x: Inputs, ids, fresh=None) -> Tile:
 def collect(plan: Plan, t: Tile, stats: algebra.Columns | None):
   """Returns a tile's moments, or given stats its share of the second sweep."""
   if stats is None:
-    return algebra.of_tile(plan.spec, t.s, t.hit, t.ids, t.sq)
+    return algebra.of_tile(plan.spec, t.s, t.own, t.ids, t.sq)
   return algebra.mixed(plan.spec, stats, t.s, t.sq)
 
 
@@ -181,7 +190,7 @@ def varying_as(x: Any, *like: jax.Array) -> Any:
 def raw_slopes(plan: Plan, t: Tile, constants: Mapping[str, jax.Array]):
   """Returns d loss / d raw logit of a tile, f32 [n, v]."""
   ds = algebra.slopes(plan.spec, constants, t.s, t.hit, t.ids, t.sq)
-  return ds * t.slope
+  return ds if t.slope is None else ds * t.slope
 
 
 def products(dz, hidden, unembed, wide: bool):

@@ -12,7 +12,7 @@ def logits(side: Side, bend: algebra.Bend, wide: bool = False) -> jax.Array:
   z = program.dot(side.hidden, side.unembed, wide)
   if bend.softcap is not None:
     z = bend.softcap * jnp.tanh(z / bend.softcap)
-  z = z * side.inverse
+  z = z if side.inverse is None else z * side.inverse
   if bend.valid is not None:
     z = jnp.where(jnp.arange(z.shape[1])[None] < bend.valid, z, -jnp.inf)
   return z

@@ -116,9 +116,13 @@ def _packed(rows: int, columns: Mapping[str, jax.Array]) -> jax.Array:
 
 def _aux(x: Inputs, columns: Mapping[str, jax.Array]) -> jax.Array:
   """Returns the lanes of all rows."""
-  own = {'target': x.targets, 'inverse': x.policy.inverse}
+  one = jnp.ones_like(x.targets, jnp.float32)
+  own = {'target': x.targets, 'inverse': one}
+  if x.policy.inverse is not None:
+    own['inverse'] = x.policy.inverse
   if x.reference is not None:
-    own['ref_inverse'] = x.reference.inverse
+    inverse = x.reference.inverse
+    own['ref_inverse'] = one if inverse is None else inverse
   return _packed(x.targets.shape[0], {**own, **columns})
 
 

@@ -29,9 +29,10 @@ def _size(plan: Plan, x: Inputs) -> int:
 
 def _tile(plan: Plan, x: Inputs):
   vocab = program.vocab_size(x.policy.unembed, plan.wide)
-  return program.tile(
-    plan, x, program.offset(plan, x) + jnp.arange(vocab)[None]
-  )
+  begin = program.offset(plan, x)
+  t = program.tile(plan, x, begin + jnp.arange(vocab)[None])
+  # All local ids are here, so that the target's place is known.
+  return t._replace(at=x.targets - begin)
 
 
 def _per_row(x: Inputs) -> Any:
