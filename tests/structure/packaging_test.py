@@ -120,6 +120,21 @@ def test_wheel(copy, tmp_path):
 
 
 @pytest.mark.slow
+def test_kernels_alone(copy, tmp_path):
+  _pip('wheel', str(copy / 'kernels'), '--wheel-dir', str(tmp_path))
+  (wheel,) = tmp_path.glob('*.whl')
+  archive = zipfile.ZipFile(wheel)
+  files = {n for n in archive.namelist() if n.endswith('.py')}
+  kernels = copy / 'kernels'
+  assert files == {
+    str(p.relative_to(kernels)) for p in kernels.glob('rljax_kernels/**/*.py')
+  }
+  text = archive.read('rljax_kernels-0.1.0.dist-info/METADATA').decode()
+  needs = [x for x in text.splitlines() if x.startswith('Requires-Dist')]
+  assert needs == ['Requires-Dist: jax>=0.10.2']
+
+
+@pytest.mark.slow
 def test_editable(copy, tmp_path):
   python = _environment(tmp_path / 'env')
   _pip('install', '--editable', str(copy), python=python)
