@@ -1,10 +1,10 @@
-"""Tests of how parts of a batch are chosen and added up."""
+"""Tests of how parts of a batch are chosen, learned from and added up."""
 
 import dataclasses
 import functools
 from unittest import mock
 
-from absl.testing import absltest
+from absl.testing import absltest, parameterized
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -109,3 +109,64 @@ class SumTest(absltest.TestCase):
       )
     np.testing.assert_array_equal(found.grads['seen'], 1)
     self.assertEqual(found.loss, 4 * 2)
+
+
+# With no room for the ratio at all, whatever is not exactly 1 is clipped.
+TIGHT = grpo.loss(low=0.0, high=0.0, beta=training.BETA)
+
+
+class StartTest(parameterized.TestCase):
+  """A policy that learns for the first time, from an equal reference."""
+
+  def learn(self, rewards=None, **changes):
+    rollout, plain = training.rollout()
+    equal = jax.tree.map(jnp.copy, training.state().params['policy'])
+    return training.learn(
+      training.make(microbatches=4, loss=TIGHT),
+      training.state(ref=equal),
+      (dataclasses.replace(rollout, **changes), rewards or plain),
+    )
+
+  @parameterized.parameters(0.6, 0.7, 1.0, 1.3)
+  def test_the_ratio_is_1_and_the_kl_0(self, temperature):
+    rows = training.rollout()[0].temperature
+    found = self.learn(temperature=jnp.full_like(rows, temperature))
+    for name in ('clip/low', 'clip/high'):
+      self.assertEqual(found.mean(name), 0, name)
+    self.assertLess(abs(found.mean('kl/ref')), 1e-8)
+    # These rows were sampled at 0.7: another temperature does show.
+    if temperature == 0.7:
+      self.assertLess(found.mean('mismatch/k3'), 1e-9)
+    else:
+      self.assertGreater(found.mean('mismatch/k3'), 1e-3)
+
+  def test_what_is_masked_is_never_read(self):
+    rollout, plain = training.rollout()[0], self.learn()
+    dead = np.asarray(rollout.mask) == 0
+    self.assertGreater(dead.mean(), 0.1)
+    names = ('logp', 'logp_full', 'logp_unit')
+    bad = {k: jnp.where(dead, jnp.nan, getattr(rollout, k)) for k in names}
+    other = jnp.where(dead, 17, rollout.response)
+    found = self.learn(response=other, **bad)
+    training.assert_close_leaves(found.grads, plain.grads, 1e-6)
+    for x, y in zip(
+      *map(jax.tree.leaves, (found.metrics, plain.metrics)), strict=True
+    ):
+      np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-9)
+
+  def test_microbatches_without_a_token(self):
+    # One prompt leaves three parts of four with nothing to learn from; of two
+    # prompts each counts for half.
+    rollout, rewards = training.rollout()
+
+    def only(*prompts):
+      kept = jnp.isin(rollout.prompt_of, jnp.array(prompts))
+      task = jnp.where(kept, rewards['task'], jnp.nan)
+      return self.learn({'task': task})
+
+    one, other, both = only(5), only(20), only(5, 20)
+    wanted = jax.tree.map(lambda x, y: (x + y) / 2, one.grads, other.grads)
+    training.assert_close_leaves(both.grads, wanted, 1e-5)
+    for leaf in jax.tree.leaves(wanted):
+      self.assertGreater(np.abs(leaf).max(), 1e-4)
+    self.assertEqual(int(one.state.update), 1)

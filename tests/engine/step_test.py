@@ -195,6 +195,12 @@ class RunTest(parameterized.TestCase):
     first = np.asarray(training.rollout()[0].response)
     self.assertLess((np.asarray(rollout.response) == first).mean(), 0.5)
 
+  def test_the_version_counts_updates_and_not_steps(self):
+    counts = dict(step=jnp.int32(5), update=jnp.int32(8))
+    state = dataclasses.replace(training.state(), **counts)
+    rollout = training.make().sampled(state, training.batch())
+    np.testing.assert_array_equal(rollout.version, 8)
+
   def test_kl_to_an_equal_reference_is_0_until_it_learns(self):
     step = training.make()
     ref = jax.tree.map(jnp.copy, policy())

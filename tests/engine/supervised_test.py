@@ -4,6 +4,7 @@ import dataclasses
 
 from absl.testing import absltest
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 
@@ -78,3 +79,10 @@ class SftTest(absltest.TestCase):
     np.testing.assert_array_equal(found.uid, given.prompts.uid)
     np.testing.assert_array_equal(found.stop, Stop.TOKEN)
     np.testing.assert_array_equal(found.groups.index[:, 0], np.arange(PROMPTS))
+
+  def test_a_pad_that_is_the_stop_token_is_masked_by_length(self):
+    # 2 ends the response and fills it up: the first one is learned.
+    found = supervised.given(
+      small.batch(2), jnp.array([[5, 2, 2, 2], [5, 6, 7, 2]]), jnp.array([2, 4])
+    )
+    np.testing.assert_array_equal(found.mask, [[1, 1, 0, 0], [1, 1, 1, 1]])

@@ -194,6 +194,15 @@ def test_held_out_prompts_that_are_too_long(tmp_path):
   assert len(set(uids.tolist())) == 17
 
 
+def test_answers_that_failed_are_wrong():
+  # One right of four, two of four; partial credit and failures are no answer.
+  scores = np.array([[1, 0, 0.5, np.nan], [np.nan, 1, 0, 1]])
+  found = evaluation.pass_at(scores, [1, 2, 4])
+  wanted = {'pass@1': 0.375, 'pass@2': (0.5 + 5 / 6) / 2, 'pass@4': 1.0}
+  assert found == pytest.approx(wanted)
+  assert evaluation.accuracy(scores)['accuracy'] == 0.375
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize('tokenizer', ['sentencepiece', 'byte'])
 def test_the_quickstart_with_another_tokenizer(tmp_path, tokenizer):
