@@ -162,9 +162,7 @@ class Evaluator:
       rows = size // jax.process_count()
       begin += rows * jax.process_index()
       self._host.examples = self._held.examples[begin : begin + rows]
-      reward = self._host.score(
-        judging.local(out.response), judging.local(out.length)
-      )
+      reward = self._host.score(*map(judging.local, judging.judged(out)))
       out = sharding.place_rows(reward, self._mesh)
     reward = np.nan_to_num(_everywhere(out), nan=0.0)
     return reward.reshape(size, -1)

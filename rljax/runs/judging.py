@@ -54,13 +54,24 @@ class Host:
     """How many responses could not be scored so far, by reason."""
     return dict(self._box.failures if self._box else self._own)
 
-  def score(self, response: np.ndarray, length: np.ndarray) -> np.ndarray:
-    """Returns f32 [B] for responses [B, T] to `self.examples` [P]."""
+  def score(
+    self, response: np.ndarray, length: np.ndarray, mask: np.ndarray
+  ) -> np.ndarray:
+    """Returns the scores of responses to `self.examples` [P], f32 [B].
+
+    Only what the policy wrote is judged, not what a tool or a forced prefix
+    put between.
+
+    Args:
+      response: i32 [B, T].
+      length: i32 [B].
+      mask: f32 [B, T], of the rollout.
+    """
     group = response.shape[0] // len(self.examples)
     examples = [example for example in self.examples for _ in range(group)]
     texts = [
-      text(self._tokenizer, self._stop_ids, ids, count)
-      for ids, count in zip(response, length, strict=True)
+      self._text(ids[:count][own[:count] > 0])
+      for ids, count, own in zip(response, length, mask, strict=True)
     ]
     if self._box is not None:
       return np.asarray(self._box.score(examples, texts), np.float32)
@@ -68,6 +79,9 @@ class Host:
       [self._verify(e, t) for e, t in zip(examples, texts, strict=True)],
       np.float32,
     )
+
+  def _text(self, ids: np.ndarray) -> str:
+    return text(self._tokenizer, self._stop_ids, ids, len(ids))
 
   def _verify(self, example: Any, text: str) -> float:
     try:
@@ -105,17 +119,21 @@ def device(task: task_lib.Task) -> Callable[[Rollout], Rewards] | None:
   return None if verify is None else lambda rollout: {'task': verify(rollout)}
 
 
+def judged(rollout: Rollout) -> tuple[jax.Array, ...]:
+  """Returns what `Host.score` takes: ids [B, T], lengths [B], mask [B, T]."""
+  return rollout.response, rollout.length, rollout.mask
+
+
 def callback(host: Host) -> Callable[[Rollout], Rewards]:
   """Returns a judge that calls the host from within the step."""
 
   def judge(rollout: Rollout) -> Rewards:
     shape = jax.ShapeDtypeStruct(rollout.length.shape, jnp.float32)
 
-    def call(response, length):
-      return host.score(np.asarray(response), np.asarray(length))
+    def call(*arrays):
+      return host.score(*map(np.asarray, arrays))
 
-    reward = jax.pure_callback(call, shape, rollout.response, rollout.length)
-    return {'task': reward}
+    return {'task': jax.pure_callback(call, shape, *judged(rollout))}
 
   return judge
 
@@ -124,7 +142,7 @@ def between(host: Host, mesh: Mesh | None) -> Callable[[Rollout], Rewards]:
   """Returns a judge for the host between two programs, on its own rows."""
 
   def judge(rollout: Rollout) -> Rewards:
-    reward = host.score(local(rollout.response), local(rollout.length))
+    reward = host.score(*map(local, judged(rollout)))
     return {'task': sharding.place_rows(reward, mesh)}
 
   return judge

@@ -27,12 +27,23 @@ def test_failures_are_missing_and_counted():
   host.examples = [0.5, 'raise', float('nan'), float('inf'), 'text']
   response = np.array([[3, 4, 2]] * 10, np.int32)
   length = np.array([3, 2] * 5, np.int32)
-  got = host.score(response, length)
+  got = host.score(response, length, np.ones((10, 3)))
   nan = np.nan
   np.testing.assert_array_equal(
     got, [0.5, 0.5, nan, nan, nan, nan, nan, nan, 2, 2]
   )
   assert host.failures == {'exception': 2, 'not finite': 4}
+  host.close()
+
+
+def test_what_a_tool_said_is_not_judged():
+  tokenizer = tokenizers.Characters('ab')
+  host = judging.Host(Task(), tokenizer, tokenizer.stop_ids)
+  host.examples = ['text']
+  response = np.array([[3, 4, 4, 2], [4, 4, 3, 3]], np.int32)
+  mask = np.array([[1, 1, 0, 1], [0, 0, 1, 0]])
+  got = host.score(response, np.array([4, 3]), mask)
+  np.testing.assert_array_equal(got, [2, 1])  # 'ab' and 'a'
   host.close()
 
 
