@@ -87,7 +87,9 @@ def pull(plan: Plan, x: Inputs, constants: algebra.Columns, chip: Chip):
   """Returns cotangents of hidden and unembed; see `Implementation`."""
   b = _fit(plan, x, chip)
   # The fused kernel reads what it wrote two steps before, on one core.
-  if chip.cores > 1 or x.targets.shape[0] <= b.tokens:
+  # Over shards of the vocabulary its float32 [N, D] would be the largest array.
+  whole = plan.vocab_axis is None
+  if chip.cores > 1 or x.targets.shape[0] <= b.tokens or not whole:
     return _split(plan, x, constants, b)
   return _fused(plan, x, constants, b)
 
@@ -105,11 +107,11 @@ def _split(plan: Plan, x: Inputs, constants, b: Blocks):
     x,
     constants,
     _hidden_kernel,
-    jax.ShapeDtypeStruct(hidden.shape, jnp.float32),
+    jax.ShapeDtypeStruct(hidden.shape, hidden.dtype),
     b,
     tokens=0,
     out_specs=pl.BlockSpec((b.tokens, width), lambda i, j, *_: (i, 0)),
-    scratch=[],
+    scratch=[pltpu.VMEM((b.tokens, width), jnp.float32)],
     semantics=('parallel', 'arbitrary'),
     products=2,
     name='vocab_stats_backward_hidden',
@@ -143,17 +145,20 @@ def _unembed_scratch(plan: Plan, width: int, b: Blocks):
 
 
 def _hidden_kernel(begin, *refs, plan, edge, b):
-  *refs, out = refs
+  *refs, out, total = refs
   i, j = pl.program_id(0), pl.program_id(1)
 
   @pl.when(j == 0)
   def _():
-    out[...] = jnp.zeros_like(out)
+    total[...] = jnp.zeros_like(total)
 
   x, dz = tpu_tile.slopes(plan, edge, begin, refs, i, j, b)
-  out[...] += program.products(
-    dz, x.policy.hidden, x.policy.unembed, plan.wide
-  )[0]
+  hidden, unembed, _ = x.policy
+  total[...] += program.products(dz, hidden, unembed, plan.wide)[0]
+
+  @pl.when(j == pl.num_programs(1) - 1)
+  def _():
+    out[...] = total[...].astype(out.dtype)
 
 
 def _unembed_kernel(begin, *refs, plan, edge, b):
