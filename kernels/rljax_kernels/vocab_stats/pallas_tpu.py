@@ -153,8 +153,8 @@ def _hidden_kernel(begin, *refs, plan, edge, b):
     total[...] = jnp.zeros_like(total)
 
   x, dz = tpu_tile.slopes(plan, edge, begin, refs, i, j, b)
-  hidden, unembed, _ = x.policy
-  total[...] += program.products(dz, hidden, unembed, plan.wide)[0]
+  side = x.policy
+  total[...] += program.products(dz, side.hidden, side.unembed, plan.wide)[0]
 
   @pl.when(j == pl.num_programs(1) - 1)
   def _():
