@@ -16,6 +16,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from rljax.objectives import (
   advantages,
@@ -167,6 +168,8 @@ def check_absent_members(fn: Fn, reward: np.ndarray, base: np.ndarray) -> None:
   np.testing.assert_array_equal(nothing, np.zeros(3))
   one = call(fn, np.full(1, 0.7, F32), np.ones(1, bool))
   assert one.shape == (1,) and np.isfinite(one).all()
+  with pytest.raises(ValueError, match=r'reward\[2, 3\] is not one group'):
+    fn(np.zeros((2, 3), F32), np.ones((2, 3), bool))
 
 
 # Credit: (rows [B] or tokens [B, T] ..., mask [B, T]) -> [B, T].

@@ -9,12 +9,12 @@ Schedules never raise inside jit; bad settings raise when they are built.
 """
 
 from collections.abc import Callable
-import difflib
 import math
 import re
 
 import jax.numpy as jnp
 
+from rljax.core import spelling
 from rljax.core.types import Array
 
 Count = int | Array
@@ -130,9 +130,8 @@ def parse(text: str, total: int) -> Schedule:
     return constant(_number(text, text))
   name, arguments = match.groups()
   if name not in _BUILDERS:
-    near = difflib.get_close_matches(name, _BUILDERS, 1)
-    hint = f'did you mean {near[0]}?' if near else f'known: {list(_BUILDERS)}'
-    raise ValueError(f'{text!r}: there is no schedule {name!r}; {hint}')
+    hint = spelling.nearest(name, _BUILDERS)
+    raise ValueError(f'{text!r}: there is no schedule {name!r}{hint}')
   values = [_number(part, text) for part in arguments.split(',')]
   try:
     return _BUILDERS[name](*values, total=total)

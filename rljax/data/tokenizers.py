@@ -7,11 +7,11 @@ positions are real is known from lengths, never from ids.
 
 from collections.abc import Iterable, Sequence
 import dataclasses
-import difflib
 import functools
 import pathlib
 from typing import Any, Protocol
 
+from rljax.core import spelling
 from rljax.data import subwords
 
 Spec = dict[str, Any]
@@ -139,8 +139,7 @@ _NAMES = ('char', 'byte', 'sentencepiece')
 
 
 def _unknown(name: str) -> ValueError:
-  near = difflib.get_close_matches(name, _NAMES, 1, 0.5)
-  hint = f'; did you mean {near[0]!r}?' if near else '.'
+  hint = spelling.nearest(name, _NAMES)
   return ValueError(
     f'unknown tokenizer {name!r}{hint} It is one of {", ".join(_NAMES)} or an '
     'existing tokenizer.json or tokenizer.model'

@@ -162,7 +162,15 @@ def sample(
     forced: i32 [B, F], tokens to take at the first F positions, -1 where the
       policy draws. Forced tokens have mask 0.
     mesh: over which rows and vocabulary are split.
+
+  Raises:
+    ValueError: if more tokens are forced than a row may have.
   """
+  if forced is not None and forced.shape[1] > phase.max_tokens:
+    raise ValueError(
+      f'{forced.shape[1]} forced tokens do not fit into'
+      f' max_tokens={phase.max_tokens}.'
+    )
   params = model.working(params)
   prompts = batch.prompts
   rows = prompts.uid.shape[0] * phase.group_size

@@ -81,10 +81,16 @@ class _Engine:
   optimizer: optax.GradientTransformation
   judge: Judge
   mesh: Mesh | None
+  prompts: int
   microbatches: int
   total_steps: int
 
   def sample(self, state: TrainState, batch: Batch) -> Rollout:
+    found = batch.prompts.uid.shape[0]
+    if found != self.prompts:
+      raise ValueError(
+        f'The step was made for prompts={self.prompts}, the batch has {found}.'
+      )
     batch = sharding.constrain_rows(batch, self.mesh)
     params = sharding.constrain_params(
       state.params['policy'], self.mesh, rules.SAMPLE
@@ -135,6 +141,10 @@ class _Engine:
 
   def advance(self, state: TrainState, rollout: Rollout, rewards: Rewards):
     """Credit and learn, reading the policy once where one update allows."""
+    if 'task' not in rewards:
+      raise ValueError(
+        f"The judge returned {sorted(rewards)}; 'task' must be among them."
+      )
     reading = policy = None
     if self.method.updates == 1 and self.microbatches == 1:
       read = functools.partial(
@@ -146,8 +156,9 @@ class _Engine:
       reading = functools.cache(read)
       policy = functools.partial(self._reread, reading, rollout)
     targets = self.credit(state, rollout, rewards, policy)
+    seen = observe(rollout, rewards, targets, state.update)
     state, metrics = self.learn(state, targets, reading)
-    return state, {**metrics, **observe(rollout, rewards, targets)}
+    return state, {**metrics, **seen}
 
   def fused(self, state: TrainState, batch: Batch):
     rollout = self.sample(state, batch)
@@ -283,8 +294,18 @@ _LONG = 512
 _DEAL = 1 << 30
 
 
-def observe(rollout: Rollout, rewards: Rewards, targets: Targets) -> Metrics:
-  """Returns metrics of a rollout and of its credit, as sums and counts."""
+def observe(
+  rollout: Rollout, rewards: Rewards, targets: Targets, update: Array
+) -> Metrics:
+  """Returns metrics of a rollout and of its credit, as sums and counts.
+
+  Args:
+    rollout: B rows.
+    rewards: columns of the judge.
+    targets: what credit made of them.
+    update: i32 [], optimizer updates before this step learns.
+  """
+  age = jnp.where(rollout.mask > 0, update - rollout.version, 0)
   rows = jnp.float32(rollout.length.shape[0])
 
   def share(x):
@@ -293,9 +314,7 @@ def observe(rollout: Rollout, rewards: Rewards, targets: Targets) -> Metrics:
   metrics = {
     'length': share(rollout.length),
     'stop/length': share(rollout.stop == Stop.LENGTH),
-    'mismatch/version': Peak(
-      value=jnp.max(rollout.version).astype(jnp.float32)
-    ),
+    'staleness': Peak(value=jnp.max(age).astype(jnp.float32)),
   }
   for name, column in {**rewards, **targets.rewards}.items():
     there = jnp.isfinite(column)
@@ -337,7 +356,7 @@ def make_step(
   """
   check_split(method, prompts, mesh, microbatches)
   engine = _Engine(
-    method, models, optimizer, judge, mesh, microbatches, total_steps
+    method, models, optimizer, judge, mesh, prompts, microbatches, total_steps
   )
   fused = compiling.jit(engine.fused, mesh, donate_argnums=0)
   sampled = compiling.jit(engine.sample, mesh)

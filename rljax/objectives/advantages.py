@@ -119,4 +119,10 @@ def grpo(reward: Array, valid: Array) -> Array:
 
 def _present(reward: Array, valid: Array) -> Array:
   """Returns which members have a reward that counts, bool [G]."""
+  if reward.ndim != 1:
+    # On [P, G] a mean over all would mix prompts without a word.
+    raise ValueError(
+      f'reward{list(reward.shape)} is not one group [G]: lift with'
+      ' groups.apply, or with jax.vmap.'
+    )
   return valid.astype(bool) & jnp.isfinite(reward)

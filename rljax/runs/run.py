@@ -12,7 +12,6 @@ Nothing is defined at import, so two experiments can be imported together.
 
 from collections.abc import Callable, Mapping, Sequence
 import dataclasses
-import difflib
 import functools
 import logging as python_logging
 import math
@@ -25,12 +24,12 @@ from typing import Any, NoReturn, Self, TypeVar
 from absl import flags, logging
 import jax
 
+from rljax.core import spelling
 from rljax.runs import memory
 
 _Value = TypeVar('_Value')
 _Config = TypeVar('_Config', bound='Config')
 
-_FEW = 10  # choices that fit into a line
 
 _USAGE = 2  # exit status of a command line that cannot be run
 _FAILED = 1  # of a run that ended with an error
@@ -101,19 +100,13 @@ class Config:
     names = [f.name for f in dataclasses.fields(cls)]
     for name in values:
       if name not in names:
-        raise ValueError(f'unknown field {name!r}{nearest(name, names)}')
+        raise ValueError(
+          f'unknown field {name!r}{spelling.nearest(name, names)}'
+        )
     fields: dict[str, Any] = {
       k: tuple(v) if isinstance(v, list) else v for k, v in values.items()
     }
     return cls(**fields)
-
-
-def nearest(name: str, choices: Sequence[str]) -> str:
-  """Returns '; did you mean ...?' for the closest choice, or a few of them."""
-  close = difflib.get_close_matches(name, choices, n=1, cutoff=0.5)
-  if close:
-    return f'; did you mean {close[0]!r}?'
-  return f'; there are {", ".join(choices)}' if len(choices) <= _FEW else ''
 
 
 def diff(old: Config, new: Config) -> dict[str, tuple[Any, Any]]:
@@ -252,9 +245,9 @@ def _parse(
   try:
     _, *rest = values([program, *arguments])
   except flags.UnrecognizedFlagError as error:
-    near = nearest(error.flagname, list(values))
+    near = spelling.nearest(error.flagname, list(values))
     raise ValueError(
-      f'there is no flag --{error.flagname}{near or "; see --help"}'
+      f'there is no flag --{error.flagname}{near} See --help.'
     ) from error
   if rest:
     raise ValueError(f'{rest[0]!r} is no flag; write --name=value')
@@ -321,7 +314,9 @@ class _ChoiceParser(flags.ArgumentParser):
 
   def parse(self, argument: str) -> str:
     if argument not in self.choices:
-      raise ValueError(f'no such choice{nearest(argument, self.choices)}')
+      raise ValueError(
+        f'no such choice{spelling.nearest(argument, self.choices)}'
+      )
     return argument
 
   def flag_type(self) -> str:

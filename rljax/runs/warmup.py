@@ -52,8 +52,14 @@ class Traced:
     """Returns the ids of the solution and its stop token, i32 [T].
 
     Raises:
-      ValueError: if they do not fit in `max_tokens`.
+      ValueError: if they do not fit in `max_tokens`, or the tokenizer has no
+        stop token: a warm start would never show the model where to end.
     """
+    if not tokenizer.stop_ids:
+      raise ValueError(
+        'The tokenizer names no stop token, which a warm start needs: use'
+        ' another --tokenizer, or set --sft_steps=0.'
+      )
     ids = prompts.continuation(example.prompt, example.trace, tokenizer)
     ids = [*ids, tokenizer.stop_ids[0]]
     if len(ids) > self.max_tokens:

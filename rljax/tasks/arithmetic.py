@@ -26,7 +26,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rljax.core import types
+from rljax.core import spelling, types
 from rljax.data import prompts
 from rljax.tasks import task
 
@@ -65,7 +65,7 @@ class Arithmetic:
     if len(set(self.operations)) < len(self.operations):
       raise task.wrong('operations', self.operations, 'repeats itself')
     if self.style not in STYLES:
-      hint = task.nearest(self.style, STYLES)
+      hint = spelling.nearest(self.style, STYLES)
       raise task.wrong('style', self.style, f'is no style{hint}')
     task.check_least(self, digits=1, terms=2)
     task.check_share(self, 'held_out')

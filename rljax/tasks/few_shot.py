@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 import grain
 import numpy as np
 
+from rljax.core import spelling
 from rljax.data import prompts
 from rljax.tasks import arithmetic, task
 
@@ -87,7 +88,7 @@ class FewShot:
   def __post_init__(self):
     for part in self._parts:
       if part not in PARTS:
-        hint = task.nearest(part, PARTS)
+        hint = spelling.nearest(part, PARTS)
         raise task.wrong('parts', self.parts, f'has no part {part!r}{hint}')
     if not self._parts or len(set(self._parts)) < len(self._parts):
       raise task.wrong('parts', self.parts, 'is empty or repeats itself')

@@ -14,6 +14,7 @@ import math
 import pathlib
 from typing import TYPE_CHECKING, Any
 
+from rljax.core import spelling
 from rljax.rewards import mathematics
 from rljax.tasks import task
 
@@ -57,7 +58,7 @@ class File:
 
   def __post_init__(self):
     if self.compare not in COMPARISONS:
-      hint = task.nearest(self.compare, COMPARISONS)
+      hint = spelling.nearest(self.compare, COMPARISONS)
       raise task.wrong('compare', self.compare, f'is no comparison{hint}')
     if '{prompt}' not in self.template:
       why = "does not hold '{prompt}'"
@@ -158,7 +159,9 @@ def _text(
 ) -> str:
   """Returns a field of a row as text, or raises with the place."""
   if field not in row:
-    raise ValueError(f'{place}: no field {field!r}{task.nearest(field, row)}.')
+    raise ValueError(
+      f'{place}: no field {field!r}{spelling.nearest(field, row)}'
+    )
   value = row[field]
   if not isinstance(value, kinds) or isinstance(value, bool):
     raise ValueError(
@@ -211,8 +214,8 @@ def _read_parquet(
     raise ValueError(f'{path}: not a Parquet file: {error}.') from None
   for field in fields:
     if field not in names:
-      hint = task.nearest(field, names)
-      raise ValueError(f'{path}: no column {field!r}{hint}.')
+      hint = spelling.nearest(field, names)
+      raise ValueError(f'{path}: no column {field!r}{hint}')
   for number, row in enumerate(rows):
     yield row, f'{path}, row {number + 1}'
 

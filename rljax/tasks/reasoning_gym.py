@@ -20,6 +20,7 @@ import io
 import json
 from typing import TYPE_CHECKING, Any
 
+from rljax.core import spelling
 from rljax.rewards import expressions
 from rljax.tasks import task
 
@@ -134,15 +135,15 @@ class ReasoningGym:
   def _generator(self) -> Any:
     factory = _factory()
     if self.dataset not in factory.DATASETS:
-      hint = task.nearest(self.dataset, factory.DATASETS)
-      raise ValueError(f'reasoning_gym has no {self.dataset!r}{hint}.')
+      hint = spelling.nearest(self.dataset, factory.DATASETS)
+      raise ValueError(f'reasoning_gym has no {self.dataset!r}{hint}')
     _, config = factory.DATASETS[self.dataset]
     known = [f.name for f in dataclasses.fields(config)]
     known = [name for name in known if name not in ('seed', 'size')]
     for field in self.config:
       if field not in known:
-        hint = task.nearest(field, known)
-        raise ValueError(f'{self.name} has no field {field!r}{hint}.')
+        hint = spelling.nearest(field, known)
+        raise ValueError(f'{self.name} has no field {field!r}{hint}')
     try:
       return factory.create_dataset(
         self.dataset,

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 import dataclasses
-import difflib
 import typing
 from typing import TYPE_CHECKING, Any, Protocol
 
+from rljax.core import spelling
 from rljax.rewards import sandbox
 
 if TYPE_CHECKING:
@@ -125,7 +125,9 @@ def named(name: str, **options: Any) -> Task:
   """
   kind, colon, rest = name.partition(':')
   if kind not in KINDS:
-    raise ValueError(f'There is no task {name!r}{nearest(kind, KINDS)}.')
+    raise ValueError(
+      f'There is no task {name!r}{spelling.nearest(kind, KINDS)}'
+    )
   bare = kind in _BARE
   if bare == bool(colon) or (colon and not rest):
     form = kind if bare else f'{kind}:<{_ARGUMENT[kind]}>'
@@ -179,7 +181,8 @@ def checked(
   for option in options:
     if option not in known:
       raise ValueError(
-        f'{cls.__name__} has no option {option!r}{nearest(option, known)}.'
+        f'{cls.__name__} has no option {option!r}'
+        + spelling.nearest(option, known)
       )
   return {name: _read(name, x, kinds[name]) for name, x in options.items()}
 
@@ -214,7 +217,8 @@ def _read(name: str, value: Any, kind: Any) -> Any:
 
 def wrong(name: str, value: Any, why: str) -> ValueError:
   """Returns the error for an option of a task."""
-  return ValueError(f'--task_options={name}:{value} {why}.')
+  end = '' if why.endswith(('.', '?')) else '.'
+  return ValueError(f'--task_options={name}:{value} {why}{end}')
 
 
 def check_least(task: Any, **limits: int) -> None:
@@ -230,14 +234,6 @@ def check_share(task: Any, name: str) -> None:
     raise wrong(name, getattr(task, name), 'is not between 0 and 1')
 
 
-def nearest(word: str, known: Any) -> str:
-  """Returns '; did you mean ...?' or the list of what is known."""
-  close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
-  if close:
-    return f'; did you mean {close[0]!r}'
-  return f'; known: {", ".join(sorted(known))}'
-
-
 def missing(package: str) -> ImportError:
   """Returns the error for a package that only the extra `tasks` brings."""
   return ImportError(
@@ -248,7 +244,9 @@ def missing(package: str) -> ImportError:
 def check_split(split: str) -> None:
   """Raises ValueError unless `split` is 'train' or 'test'."""
   if split not in SPLITS:
-    raise ValueError(f'There is no split {split!r}{nearest(split, SPLITS)}.')
+    raise ValueError(
+      f'There is no split {split!r}{spelling.nearest(split, SPLITS)}'
+    )
 
 
 def verifier(

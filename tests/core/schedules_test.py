@@ -49,7 +49,7 @@ class SchedulesTest(parameterized.TestCase):
     self.assertIs(schedules.as_schedule(line), line)
 
   @parameterized.parameters(
-    ('liner(1,0)', "no schedule 'liner'; did you mean linear?"),
+    ('liner(1,0)', "no schedule 'liner'; did you mean 'linear'?"),
     ('zigzag(1)', "no schedule 'zigzag'; known: "),
     ('linear(1)', 'linear does not take 1 numbers'),
     ('linear(1,2,3)', 'linear does not take 3 numbers'),

@@ -174,7 +174,7 @@ class RunTest(parameterized.TestCase):
       # Sampler and learner stay one policy, whatever was learned.
       mismatch = metrics['mismatch/k3']
       self.assertLess(float(mismatch.total / mismatch.count), 1e-9)
-      self.assertEqual(int(metrics['mismatch/version'].value), seed)
+      self.assertEqual(int(metrics['staleness'].value), 0)
     self.assertEqual(int(state.step), 3)
     self.assertEqual(int(state.update), 3)
 
@@ -200,6 +200,24 @@ class RunTest(parameterized.TestCase):
     state = dataclasses.replace(training.state(), **counts)
     rollout = training.make().sampled(state, training.batch())
     np.testing.assert_array_equal(rollout.version, 8)
+
+  def test_staleness_is_the_updates_since_a_row_was_sampled(self):
+    state = dataclasses.replace(training.state(), update=jnp.int32(2))
+    found = training.learn(training.make(), state)
+    self.assertEqual(int(found.metrics['staleness'].value), 2)
+
+  def test_a_prefix_named_in_the_data_opens_each_response(self):
+    phase = dataclasses.replace(training.PHASE, prefix='start', max_tokens=4)
+    start = np.full((training.PROMPTS, 2), -1, np.int32)
+    start[:, 0] = 5 + np.arange(training.PROMPTS) % 8
+    step = training.make(phase=phase)
+    rollout = step.sampled(training.state(), training.batch(start=start))
+    first = np.repeat(start[:, 0], phase.group_size)
+    np.testing.assert_array_equal(rollout.response[:, 0], first)
+    np.testing.assert_array_equal(rollout.mask[:, 0], 0)
+    # A row whose prefix is a stop id ends there.
+    np.testing.assert_array_equal(rollout.mask[:, 1], rollout.length > 1)
+    self.assertGreater(len(np.unique(rollout.response[:, 1])), 4)
 
   def test_kl_to_an_equal_reference_is_0_until_it_learns(self):
     step = training.make()
@@ -461,14 +479,3 @@ class CountTest(parameterized.TestCase):
   def test_epochs_read_the_old_policy_once(self):
     found = self.count(microbatches=2, epochs=2, minibatches=4)
     self.assertEqual(found, (1 + 16, 16))
-
-
-class SplitTest(parameterized.TestCase):
-  @parameterized.parameters(
-    (dict(microbatches=3), 'prompts=32.*multiple of 3'),
-    (dict(microbatches=4, minibatches=16), 'multiple of 64'),
-    (dict(mesh='data:8', microbatches=8), 'row shards of the mesh=8'),
-  )
-  def test_what_does_not_divide_is_named(self, changes, message):
-    with self.assertRaisesRegex(ValueError, message):
-      training.make(**changes)
