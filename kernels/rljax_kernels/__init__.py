@@ -4,7 +4,8 @@ from rljax_kernels.layout import Layout
 from rljax_kernels.vocab_logits.api import gather_logits, vocab_topk
 from rljax_kernels.vocab_sample.api import gumbel_sample, vocab_sample
 from rljax_kernels.vocab_sample.cdf import pick
-from rljax_kernels.vocab_stats.api import Reference, token_loss, vocab_stats
+from rljax_kernels.vocab_stats.api import token_loss, vocab_js, vocab_stats
+from rljax_kernels.vocab_stats.arguments import Reference
 
 __all__ = [
   'Layout',
@@ -13,6 +14,7 @@ __all__ = [
   'gumbel_sample',
   'pick',
   'token_loss',
+  'vocab_js',
   'vocab_sample',
   'vocab_stats',
   'vocab_topk',

@@ -5,6 +5,7 @@ leaves old numbers; `eager` copies at once and looks for races.
 """
 
 import contextlib
+import dataclasses
 from unittest import mock
 
 from absl.testing import parameterized
@@ -75,6 +76,17 @@ class KernelTest(parameterized.TestCase):
     # Fewer tokens than a block: there is no block to wait for.
     with interpreted(mode):
       check(oracle.case(100, 128, 300), FEW)
+
+  def test_one_model_at_two_temperatures(self):
+    c = oracle.case(140, 128, 300)
+    other = dataclasses.replace(c, temperature=c.temperature + 0.5)
+    with interpreted():
+      found = rljax_kernels.vocab_js(
+        c.hidden, c.unembed, (c.temperature, other.temperature),
+        beta=oracle.BETA, implementation='pallas_tpu', block=128,
+      )  # fmt: skip
+    wanted = oracle.stats(dataclasses.replace(c, other=other))['js']
+    np.testing.assert_allclose(found, wanted, atol=2e-5)
 
   def test_unembeddings_of_both_layouts(self):
     with interpreted():

@@ -1,29 +1,25 @@
 """Tests of the kernels over a mesh: rows split, and rows and vocabulary."""
 
+import dataclasses
+
 from absl.testing import parameterized
 import jax
 import jax.numpy as jnp
-from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 import numpy as np
 
 import rljax_kernels
-from tests.kernels import oracle, token_losses
+from tests.kernels import meshes, oracle, token_losses
 
 N, D, V = 48, 8, 96
 
-# (name, mesh shape, axes, row axes, vocabulary axis)
 LAYOUTS = (
-  ('rows', (8,), ('data',), ('data',), None),
-  ('rows_of_two_axes', (4, 2), ('data', 'fsdp'), ('data', 'fsdp'), None),
-  ('rows_and_vocab', (4, 2), ('data', 'tensor'), ('data',), 'tensor'),
-  ('more_vocab', (2, 4), ('data', 'tensor'), ('data',), 'tensor'),
-  ('vocab', (8,), ('tensor',), (), 'tensor'),
+  ('rows', meshes.ROWS),
+  ('rows_of_two_axes', meshes.ROWS_OF_TWO_AXES),
+  ('rows_and_vocab', meshes.ROWS_AND_VOCAB),
+  ('more_vocab', meshes.MORE_VOCAB),
+  ('vocab', meshes.VOCAB),
 )
-
-
-def layout_of(shape, axes, rows, vocab):
-  mesh = jax.make_mesh(shape, axes, axis_types=(AxisType.Auto,) * len(axes))
-  return rljax_kernels.Layout(mesh, rows, vocab)
 
 
 def split(layout, c):
@@ -35,8 +31,8 @@ def split(layout, c):
 
 class ShardedTest(parameterized.TestCase):
   @parameterized.named_parameters(*LAYOUTS)
-  def test_statistics_and_gradients(self, *spec):
-    layout = layout_of(*spec)
+  def test_statistics_and_gradients(self, spec):
+    layout = meshes.layout(*spec)
     # 20 real ids: most shards of the vocabulary hold padding alone.
     c = oracle.case(N, D, V, softcap=6.0, valid=20)
     name = 'xla_token' if len(layout.rows) == 1 else 'xla_vocab'
@@ -44,10 +40,23 @@ class ShardedTest(parameterized.TestCase):
 
   @parameterized.parameters('xla_token', 'xla_vocab')
   def test_every_statistic(self, name):
-    layout = layout_of(*LAYOUTS[3][1:])
+    layout = meshes.layout(*meshes.MORE_VOCAB)
     c = oracle.paired(oracle.case(N, D, V), D)
     names = (*oracle.ALONE, *oracle.PAIRED)
     self.check(layout, c, names, implementation=name)
+
+  @parameterized.parameters('xla_token', 'xla_vocab')
+  def test_one_model_at_two_temperatures(self, name):
+    layout = meshes.layout(*meshes.MORE_VOCAB)
+    c = oracle.case(N, D, V)
+    hidden, unembed, _ = split(layout, c)
+    found = rljax_kernels.vocab_js(
+      hidden, unembed, (0.5, c.temperature), beta=oracle.BETA, layout=layout,
+      implementation=name,
+    )  # fmt: skip
+    half = np.full(N, 0.5, np.float32)
+    pair = dataclasses.replace(c, temperature=half, other=c)
+    np.testing.assert_allclose(found, oracle.stats(pair)['js'], atol=1e-5)
 
   def check(self, layout, c, names, **options):
     given = oracle.cotangents(N, names)
@@ -68,7 +77,7 @@ class ShardedTest(parameterized.TestCase):
 
   @parameterized.product(name=('xla_token', 'xla_vocab'), inside=(True, False))
   def test_within_a_shard_map(self, name, inside):
-    layout = layout_of(*LAYOUTS[3][1:])
+    layout = meshes.layout(*meshes.MORE_VOCAB)
     c = oracle.case(N, D, V)
     rows, vocab = PartitionSpec('data'), PartitionSpec('tensor')
 
@@ -95,7 +104,7 @@ class ShardedTest(parameterized.TestCase):
       self.assertLess(oracle.error(got, wanted), 3e-6)
 
   def test_under_jit_with_shardings_alone(self):
-    layout = layout_of(*LAYOUTS[3][1:])
+    layout = meshes.layout(*meshes.MORE_VOCAB)
     c = oracle.case(N, D, V)
     given = oracle.cotangents(N)
     h, w, t = split(layout, c)
@@ -108,8 +117,8 @@ class ShardedTest(parameterized.TestCase):
       self.assertLess(oracle.error(got, wanted), 3e-6)
 
   @parameterized.named_parameters(*LAYOUTS)
-  def test_token_loss(self, *spec):
-    layout = layout_of(*spec)
+  def test_token_loss(self, spec):
+    layout = meshes.layout(*spec)
     c = oracle.case(N, D, V, valid=90)
     weight, data = token_losses.inputs(N, dead=0.0)
     # Some shards of the rows hold three blocks, some one, most none.
@@ -129,7 +138,7 @@ class ShardedTest(parameterized.TestCase):
     self.assertTrue(sums.d_unembed.sharding.is_equivalent_to(wanted, 2))
 
   def test_more_vocabulary_than_one_device_is_not_gathered(self):
-    layout = layout_of((2, 4), ('data', 'tensor'), ('data',), 'tensor')
+    layout = meshes.layout(*meshes.MORE_VOCAB)
     c = oracle.case(N, D, V)
 
     def total(h, w, t):

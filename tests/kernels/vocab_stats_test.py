@@ -187,6 +187,34 @@ class VocabStatsTest(parameterized.TestCase):
       for got, wanted in zip(pulled, oracle.gradients(c, given), strict=True):
         self.assertLess(oracle.error(got[i], wanted), 2e-5)
 
+  @parameterized.parameters('reference', *XLA)
+  def test_one_model_at_two_temperatures(self, name):
+    c = oracle.case(37, 16, 250, softcap=5.0, valid=247)
+    other = dataclasses.replace(c, temperature=2.5 - c.temperature)
+    block = None if name == 'reference' else 96
+
+    def js(hidden, second):
+      return rljax_kernels.vocab_js(
+        hidden, c.unembed, (c.temperature, second), beta=oracle.BETA,
+        softcap=5.0, valid=247, implementation=name, block=block,
+      )  # fmt: skip
+
+    found = jax.jit(js)(c.hidden, other.temperature)
+    wanted = oracle.stats(dataclasses.replace(c, other=other))['js']
+    np.testing.assert_allclose(found, wanted, atol=bound(c))
+    np.testing.assert_allclose(js(c.hidden, c.temperature), 0, atol=1e-7)
+    slope = jax.grad(lambda h: jnp.sum(js(h, other.temperature)))(c.hidden)
+    np.testing.assert_array_equal(slope, 0)
+
+  def test_published_divergence_of_temperatures(self):
+    # Logits (2, 0) at 0.3 and 1.2, arXiv 2609.33589; uniform logits differ
+    # at no temperature.
+    hidden = np.array([[2, 0], [0, 0]], np.float32)
+    found = rljax_kernels.vocab_js(
+      hidden, np.eye(2, dtype=np.float32), (0.3, 1.2)
+    )
+    np.testing.assert_allclose(found, [0.05517, 0], atol=5e-6)
+
   @parameterized.parameters(*XLA)
   def test_bfloat16(self, name):
     c = oracle.paired(oracle.case(100, 64, 1000), 64)
@@ -277,6 +305,7 @@ class ChoiceTest(parameterized.TestCase):
     (dict(hidden=np.zeros((0, 8), np.float32), targets=np.zeros(0, int)), 'N'),
     (dict(implementation='fast'), 'fast'),
     (dict(temperature=0.0), 'positive'),
+    (dict(temperature=np.array([1, 1, 1, 0, 1, 1.0])), 'positive'),
   ],
 )
 def test_what_does_not_fit_is_named(change, message):

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 import dataclasses
 import functools
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -12,36 +12,14 @@ from jax.sharding import PartitionSpec
 from rljax_kernels.layout import Layout
 from rljax_kernels.vocab_stats import (
   algebra,
+  arguments,
   choice,
   program,
   reference,
   xla_token,
 )
+from rljax_kernels.vocab_stats.arguments import Reference
 from rljax_kernels.vocab_stats.program import Inputs, Plan, Side
-
-
-@dataclasses.dataclass(frozen=True)
-class Reference:
-  """Another model's view of the same tokens; no gradient reaches it.
-
-  Attributes:
-    hidden: [N, Dq]; its width may differ.
-    unembed: [V, Dq] or [Dq, V], of the same ids.
-    temperature: scalar or [N], positive.
-    softcap: None or c, for logits c * tanh(x / c).
-    valid: None or the number of real ids.
-  """
-
-  hidden: jax.Array
-  unembed: jax.Array
-  temperature: jax.Array | float = 1.0
-  softcap: float | None = None
-  valid: int | None = None
-
-
-jax.tree_util.register_dataclass(
-  Reference, ['hidden', 'unembed', 'temperature'], ['softcap', 'valid']
-)
 
 
 def vocab_stats(
@@ -111,20 +89,75 @@ def vocab_stats(
     ValueError: for shapes, dtypes, names or numbers that do not fit.
     NotImplementedError: an implementation that was asked for cannot serve.
   """
-  spec = _spec(want, softcap, valid, reference, beta)
-  plan = _plan(
+  spec = arguments.spec_of(want, softcap, valid, reference, beta)
+  plan = arguments.plan_of(
     hidden, unembed, targets, reference,
     spec=spec, vocab_axis=vocab_axis, block=block,
   )  # fmt: skip
   paired = reference if spec.reference else None
-  x = _inputs(hidden, unembed, targets, temperature, paired)
+  x = arguments.inputs(hidden, unembed, targets, temperature, paired)
   picked = choice.choose(plan, x, layout, implementation)
   if explain:
     return picked
   form = _Program(plan, picked, layout)
-  x = _folded(x, spec)
+  x = arguments.folded(x, spec)
   stats = algebra.with_derived(form.differentiable(x))
   return {name: stats[name] for name in want}
+
+
+def vocab_js(
+  hidden: jax.Array,
+  unembed: jax.Array,
+  temperatures: tuple[jax.Array | float, jax.Array | float],
+  *,
+  beta: float = 0.5,
+  softcap: float | None = None,
+  valid: int | None = None,
+  layout: Layout | None = None,
+  vocab_axis: str | None = None,
+  block: int | None = None,
+  implementation: str | None = None,
+) -> jax.Array:
+  """Returns how far apart one model is at two temperatures, f32 [N].
+
+  The generalized Jensen-Shannon divergence of `vocab_stats`, in nats, between
+  p at the first temperature and q at the second: at most log 2 for beta = 0.5,
+  and 0 where the temperatures are equal or the logits are. The logits are made
+  once. It is data: no gradient passes.
+
+  Args:
+    hidden: [N, D], float32 or bfloat16.
+    unembed: [V, D] or [D, V].
+    temperatures: two of scalar or [N], positive.
+    beta: in (0, 1), the weight of the second.
+    softcap: None or c, for logits c * tanh(x / c) before the temperatures.
+    valid: None or the number of real ids; the rest of V is padding.
+    layout: how the arrays are split over a mesh, or None.
+    vocab_axis: see `vocab_stats`.
+    block: tokens or ids a block, or None to choose.
+    implementation: see `vocab_stats`.
+
+  Raises:
+    ValueError: for shapes, dtypes or numbers that do not fit.
+    NotImplementedError: an implementation that was asked for cannot serve.
+  """
+  hidden, unembed = jax.lax.stop_gradient((hidden, unembed))
+  arguments.check_beta(beta)
+  arguments.check_positive(softcap=softcap, valid=valid)
+  bend = algebra.Bend(softcap, valid)
+  spec = algebra.Spec(('logp', 'lse', 'js'), bend, bend, beta)
+  targets = jnp.zeros(hidden.shape[:1], jnp.int32)
+  plan = arguments.plan_of(
+    hidden, unembed, targets, None,
+    spec=spec, vocab_axis=vocab_axis, block=block,
+  )  # fmt: skip
+  first, second = temperatures
+  x = arguments.inputs(hidden, unembed, targets, first, None)
+  other = Side(None, None, arguments.inverse(second, hidden.shape[:1]))
+  x = x._replace(reference=other)
+  picked = choice.choose(plan, x, layout, implementation)
+  js = _Program(plan, picked, layout).differentiable(x)['js']
+  return jnp.maximum(js, 0.0)  # rounding may take 0 below it
 
 
 def token_loss(
@@ -173,13 +206,15 @@ def token_loss(
     `Sums`: loss, aux, d_hidden [N, D], d_unembed as unembed, and the
     statistics f32 [N] of live tokens.
   """
-  spec = _spec(want, softcap, valid, reference, beta)
-  plan = _plan(hidden, unembed, targets, reference, spec=spec, block=block)
+  spec = arguments.spec_of(want, softcap, valid, reference, beta)
+  plan = arguments.plan_of(
+    hidden, unembed, targets, reference, spec=spec, block=block
+  )
   paired = reference if spec.reference else None
-  x = _inputs(hidden, unembed, targets, temperature, paired)
+  x = arguments.inputs(hidden, unembed, targets, temperature, paired)
   picked = choice.choose(plan, x, layout, implementation)
   form = _Program(plan, picked, layout)
-  whole, inverse = _folded(x, spec), x.policy.inverse
+  whole, inverse = arguments.folded(x, spec), x.policy.inverse
   sums = form.loss(fn, whole, weight, dict(data))
   if inverse is None or whole is x:
     return sums
@@ -233,10 +268,11 @@ class _Program:
 
   def inputs(self, x: Inputs) -> Inputs:
     """The specs of all inputs."""
-    ref = None
+    ref, rows = None, cast(Any, self.rows)
     if x.reference is not None:
       ref = self._side(self.plan.ref_wide)
-    rows: Any = self.rows
+    if len(x.models) == 1 and ref is not None:
+      ref = Side(None, None, rows)
     return Inputs(self._side(self.plan.wide), rows, ref)
 
   def _side(self, wide: bool) -> Side:
@@ -349,117 +385,3 @@ def _recomputed_bwd(form: _Program, saved, cotangent):
 
 
 _recomputed.defvjp(_recomputed_fwd, _recomputed_bwd)
-
-
-def _inputs(hidden, unembed, targets, temperature, reference) -> Inputs:
-  """Returns the arrays of a program, columns [N, 1] where a row has one."""
-  rows = hidden.shape[:1]
-  ref = None
-  if reference is not None:
-    ref = Side(
-      jax.lax.stop_gradient(reference.hidden),
-      jax.lax.stop_gradient(reference.unembed),
-      _inverse(reference.temperature, rows),
-    )
-  policy = Side(hidden, unembed, _inverse(temperature, rows))
-  return Inputs(policy, targets.astype(jnp.int32)[:, None], ref)
-
-
-def _folded(x: Inputs, spec: algebra.Spec) -> Inputs:
-  """Returns inputs whose temperature is in the hidden states where it may be.
-
-  In float32 and without a soft cap, dividing [N, D] replaces dividing [N, V].
-  """
-  hidden, unembed, inverse = x.policy
-  if inverse is None or spec.policy.softcap is not None:
-    return x
-  if hidden.dtype != jnp.float32:
-    return x
-  return x._replace(policy=Side(hidden * inverse, unembed, None))
-
-
-def _inverse(temperature, rows: tuple[int, ...]) -> jax.Array | None:
-  if isinstance(temperature, int | float):
-    if not temperature > 0:
-      raise ValueError(f'temperature is {temperature}; it must be positive.')
-    if temperature == 1:
-      return None
-  inverse = 1.0 / jnp.asarray(temperature, jnp.float32)
-  if inverse.shape not in ((), rows):
-    raise ValueError(
-      f'temperature {inverse.shape} must be a scalar or {rows}, one a token.'
-    )
-  return jax.lax.stop_gradient(jnp.broadcast_to(inverse, rows)[:, None])
-
-
-def _spec(want, softcap, valid, reference, beta) -> algebra.Spec:
-  """Returns what is to be computed, or raises for a name that is none."""
-  unknown = [name for name in want if name not in algebra.WANT]
-  if unknown:
-    raise ValueError(f'want={unknown} is not among {algebra.WANT}.')
-  paired = [name for name in want if name in algebra.PAIRED]
-  if paired and reference is None:
-    raise ValueError(f'want={paired} needs a reference=Reference(...).')
-  if not 0 < beta < 1:
-    raise ValueError(f'beta={beta} must lie between 0 and 1.')
-  _check_positive(softcap=softcap, valid=valid)
-  names = {'logp', 'lse'}
-  for name in want:
-    names |= set(algebra.DERIVED.get(name, (name,)))
-  order = (*algebra.PLAIN, *(algebra.PAIRED if paired else ()))
-  ref = None
-  if paired:
-    ref = algebra.Bend(reference.softcap, reference.valid)
-  return algebra.Spec(
-    tuple(name for name in order if name in names),
-    algebra.Bend(softcap, valid),
-    ref,
-    beta,
-  )
-
-
-def _check_positive(**numbers) -> None:
-  for name, number in numbers.items():
-    if number is not None and not number > 0:
-      raise ValueError(f'{name}={number} must be positive.')
-
-
-def _plan(hidden, unembed, targets, reference, **options) -> Plan:
-  """Returns the plan of arrays that fit, or raises for what does not."""
-  shapes = f'hidden {hidden.shape}, unembed {unembed.shape}'
-  wide = _wide(hidden, unembed, 'unembed')
-  _check_positive(block=options.get('block'), N=len(hidden))
-  if targets.shape != hidden.shape[:1]:
-    raise ValueError(f'targets {targets.shape} must be [N]; {shapes}.')
-  if not jnp.issubdtype(targets.dtype, jnp.integer):
-    raise ValueError(f'targets are {targets.dtype}; ids are integers.')
-  if reference is None:
-    return Plan(wide=wide, **options)
-  ref_wide = _wide(reference.hidden, reference.unembed, 'reference.unembed')
-  sizes = (
-    program.vocab_size(unembed, wide),
-    program.vocab_size(reference.unembed, ref_wide),
-  )
-  if sizes[0] != sizes[1] or len(reference.hidden) != len(hidden):
-    raise ValueError(
-      f'The reference, hidden {reference.hidden.shape} and unembed'
-      f' {reference.unembed.shape}, has other tokens or ids than {shapes}.'
-    )
-  return Plan(wide=wide, ref_wide=ref_wide, **options)
-
-
-def _wide(hidden, unembed, name: str) -> bool:
-  """Returns whether an unembedding is [D, V]; raises if it is neither."""
-  shapes = f'hidden {hidden.shape}, {name} {unembed.shape}'
-  if hidden.ndim != 2 or unembed.ndim != 2:
-    raise ValueError(f'Need hidden [N, D] and unembed [V, D], got {shapes}.')
-  if hidden.shape[1] not in unembed.shape:
-    raise ValueError(
-      f'Model widths differ: {shapes}; {name} is [V, D] or [D, V].'
-    )
-  for array in (hidden, unembed):
-    if array.dtype not in (jnp.float32, jnp.bfloat16):
-      raise ValueError(
-        f'{array.dtype} is not supported ({shapes}); use bfloat16 or float32.'
-      )
-  return hidden.shape[1] != unembed.shape[1]

@@ -11,10 +11,14 @@ from rljax_kernels.vocab_stats import algebra
 
 
 class Side(NamedTuple):
-  """The arrays of one model, as one shard sees them."""
+  """The arrays of one model, as one shard sees them.
 
-  hidden: jax.Array  # [N, D]
-  unembed: jax.Array  # [V, D], or [D, V]
+  A reference without hidden states shares the policy's logits before the
+  temperature.
+  """
+
+  hidden: Any  # [N, D]
+  unembed: Any  # [V, D], or [D, V]
   inverse: jax.Array | None  # f32 [N, 1], 1 / temperature; None for 1
 
 
@@ -24,6 +28,12 @@ class Inputs(NamedTuple):
   policy: Side
   targets: jax.Array  # i32 [N, 1]
   reference: Side | None = None
+
+  @property
+  def models(self) -> tuple[Side, ...]:
+    """The sides that have hidden states."""
+    sides = (self.policy, self.reference)
+    return tuple(s for s in sides if s is not None and s.hidden is not None)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,7 +127,8 @@ def tile(plan: Plan, x: Inputs, ids, fresh=None) -> Tile:
   if x.reference is None or spec.reference is None:
     return Tile(s, slope, hit, ids)
   q = x.reference
-  raw = dot(q.hidden, q.unembed, plan.ref_wide)
+  if q.hidden is not None:
+    raw = dot(q.hidden, q.unembed, plan.ref_wide)
   sq, _ = algebra.bent(raw, q.inverse, spec.reference, ids, fresh)
   return Tile(s, slope, hit, ids, sq)
 

@@ -52,14 +52,16 @@ def vocab_stats(plan: Plan, x: Inputs) -> dict[str, jax.Array]:
     'entropy_drift': _mean(p, p * (log_p + entropy[:, None])),
   }
   if x.reference is not None and plan.spec.reference is not None:
-    found |= _paired(plan, x.reference, x.targets, p, log_p)
+    q, wide = x.reference, plan.ref_wide
+    if q.hidden is None:
+      q, wide = x.policy._replace(inverse=q.inverse), plan.wide
+    z = logits(q, plan.spec.reference, wide)
+    found |= _paired(plan, jax.lax.stop_gradient(z), x.targets, p, log_p)
   return {name: found[name] for name in plan.spec.names}
 
 
-def _paired(plan: Plan, side: Side, targets, p, log_p) -> dict[str, jax.Array]:
-  assert plan.spec.reference is not None
-  z = logits(side, plan.spec.reference, plan.ref_wide)
-  log_q = jax.lax.stop_gradient(jax.nn.log_softmax(z))
+def _paired(plan: Plan, z, targets, p, log_p) -> dict[str, jax.Array]:
+  log_q = jax.nn.log_softmax(z)
   q, beta = jnp.exp(log_q), plan.spec.beta
   mixed = (1 - beta) * p + beta * q
   mix = jnp.log(jnp.where(mixed > 0, mixed, 1.0))

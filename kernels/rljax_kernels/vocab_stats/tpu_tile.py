@@ -63,8 +63,10 @@ def _bytes(plan: Plan, x: Inputs, tokens: int, ids: int) -> int:
   size = x.policy.hidden.dtype.itemsize * x.policy.hidden.shape[1]
   total = 8 * size * (tokens + ids) + 6 * 4 * tokens * ids
   if x.reference is not None:
-    size = x.reference.hidden.dtype.itemsize * x.reference.hidden.shape[1]
-    total += 4 * size * (tokens + ids) + 2 * 4 * tokens * ids
+    total += 2 * 4 * tokens * ids
+  for side in x.models[1:]:
+    size = side.hidden.dtype.itemsize * side.hidden.shape[1]
+    total += 4 * size * (tokens + ids)
   return total
 
 
@@ -81,9 +83,7 @@ def blocks(plan: Plan, x: Inputs, chip: Chip) -> Blocks | None:
 
 def refusal(plan: Plan, x: Inputs, chip: Chip = Chip()) -> str | None:
   """Returns why the kernels cannot serve, or None if they can."""
-  for side in (x.policy, x.reference):
-    if side is None:
-      continue
+  for side in x.models:
     width = side.hidden.shape[1]
     if width % LANES:
       return f'a model width of {width} is no multiple of {LANES}'
@@ -172,6 +172,8 @@ def read(plan: Plan, edge: Edge, refs, i, j, b: Blocks) -> Inputs:
   ref = None
   if len(refs) > 3:
     ref = side(refs[3], refs[4], plan.ref_wide, 'ref_inverse')
+  elif plan.spec.reference is not None:
+    ref = Side(None, None, lane(aux, 'ref_inverse'))
   policy = side(refs[0], refs[1], plan.wide, 'inverse')
   return Inputs(policy, lane(aux, 'target').astype(jnp.int32), ref)
 
@@ -226,18 +228,15 @@ def _specs(plan: Plan, x: Inputs, b: Blocks, tokens: int) -> list[pl.BlockSpec]:
     unembed(x.policy, plan.wide),
     row(LANES),
   ]
-  if x.reference is not None:
-    found += [
-      row(x.reference.hidden.shape[1]),
-      unembed(x.reference, plan.ref_wide),
-    ]
+  for side in x.models[1:]:
+    found += [row(side.hidden.shape[1]), unembed(side, plan.ref_wide)]
   return found
 
 
 def arrays(x: Inputs, aux) -> list[jax.Array]:
   """Returns what a kernel reads, in order; aux is f32 [N, 128]."""
-  ref = [] if x.reference is None else [x.reference.hidden, x.reference.unembed]
-  return [x.policy.hidden, x.policy.unembed, aux, *ref]
+  policy, *ref = [side[:2] for side in x.models]
+  return [*policy, aux, *(array for pair in ref for array in pair)]
 
 
 def _begin(plan: Plan, x: Inputs) -> jax.Array:
@@ -249,7 +248,7 @@ def _cost(plan: Plan, x: Inputs, products: int, blocks: int) -> pl.CostEstimate:
   rows, width = x.policy.hidden.shape
   vocab = program.vocab_size(x.policy.unembed, plan.wide)
   size = x.policy.hidden.dtype.itemsize
-  models = 1 if x.reference is None else 2
+  models = len(x.models)
   return pl.CostEstimate(
     flops=2 * (products + models - 1) * rows * vocab * width,
     transcendentals=models * rows * vocab,

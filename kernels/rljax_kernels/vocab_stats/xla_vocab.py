@@ -29,6 +29,8 @@ def _block(plan: Plan, x: Inputs, number, size: int):
   local = begin + jnp.arange(size)[None]
 
   def cut(side: Side, wide: bool) -> Side:
+    if side.unembed is None:
+      return side
     return side._replace(unembed=_slice(side.unembed, begin, size, wide))
 
   ref = x.reference
