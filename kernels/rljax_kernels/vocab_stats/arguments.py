@@ -4,7 +4,6 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from rljax_kernels.vocab_stats import algebra, program
 from rljax_kernels.vocab_stats.program import Inputs, Plan, Side
@@ -63,10 +62,11 @@ def folded(x: Inputs, spec: algebra.Spec) -> Inputs:
 
 def inverse(temperature, rows: tuple[int, ...]) -> jax.Array | None:
   """Returns 1 / temperature [N, 1], or None for 1; raises below 0."""
-  if isinstance(temperature, int | float | np.generic | np.ndarray):
-    if not np.all(np.asarray(temperature) > 0):
+  if not isinstance(temperature, jax.Array):  # which may be traced
+    shape = getattr(temperature, 'shape', ())
+    if not (temperature.min() if shape else temperature) > 0:
       raise ValueError(f'temperature is {temperature}; it must be positive.')
-    if np.ndim(temperature) == 0 and temperature == 1:
+    if not shape and temperature == 1:
       return None
   inverse = 1.0 / jnp.asarray(temperature, jnp.float32)
   if inverse.shape not in ((), rows):
