@@ -8,10 +8,14 @@ from absl.testing import absltest, parameterized
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 from rljax.core import types
-from rljax.engine import grpo, learning, seams
-from tests.engine import training
+from rljax.engine import grpo, learning, sampling, seams
+from rljax.engine import method as method_lib
+from rljax.engine import step as step_lib
+from rljax.models import decoder
+from tests.engine import small, training
 
 CTL = seams.Ctl(jnp.int32(0), jnp.int32(0), jnp.float32(0))
 
@@ -35,6 +39,35 @@ def targets() -> types.Targets:
     rewards={**rewards, 'parts': part},
     old_logp=rollout.logp,
   )
+
+
+def test_the_loss_never_holds_all_logits():
+  # Half of one [B, T, V] at most; the peers hold 4.8 of them.
+  rows, size, vocab = 8, 480, 32_768
+  model = decoder.Model(
+    dataclasses.replace(small.SHALLOW, width=64, vocab_size=vocab)
+  )
+  phase = sampling.Phase(max_tokens=size, group_size=rows // 2)
+  step = step_lib.make_step(
+    method_lib.Method(phase=phase),
+    {'policy': model}, optax.sgd(0.1), training.judge, prompts=2,
+  )  # fmt: skip
+  init = functools.partial(step_lib.init_state, model, optax.sgd(0.1), seed=0)
+  state = jax.eval_shape(init)
+  data = {'bad': np.zeros(2)}
+  rollout = jax.eval_shape(step.sample, state, small.batch(2, **data))
+  rewards = jax.eval_shape(step.judge, rollout)
+  whole = jax.eval_shape(step.credit, state, rollout, rewards)
+
+  def loss(hidden, weight, whole):
+    reading = learning.Reading(hidden, weight, lambda pair: (pair,))
+    return learning.gradient(model, grpo.loss(), reading, whole, CTL, None)
+
+  shapes = (rows, size, 64), (vocab, 64)
+  hidden, weight = (jax.ShapeDtypeStruct(x, jnp.float32) for x in shapes)
+  compiled = jax.jit(loss).lower(hidden, weight, whole).compile()
+  spent = compiled.memory_analysis().temp_size_in_bytes
+  assert spent <= 0.5 * 4 * rows * size * vocab, spent / 2**20
 
 
 class SelectTest(absltest.TestCase):
