@@ -63,13 +63,25 @@ def case(n, d, v, *, seed=0, spread=2.0, softcap=None, valid=None) -> Case:
   )
 
 
-def shapes(parity: int) -> list[tuple[int, int, int, int]]:
-  """Returns half of all (index, N, D, V); every pair of sizes is among them."""
-  sizes = itertools.product((1, 5, 128, 300), (8, 64), (7, 50, 1000, 2048))
+TOKENS, WIDTHS = (1, 5, 128, 300), (8, 64, 128, 300)
+VOCABULARIES = (7, 50, 1000, 2048, 50_257, 151_936)
+
+
+def every_shape() -> list[tuple[int, int, int, int]]:
+  """Returns all (index, N, D, V)."""
+  sizes = itertools.product(TOKENS, WIDTHS, VOCABULARIES)
+  return [(index, *size) for index, size in enumerate(sizes)]
+
+
+def shapes() -> list[tuple[int, int, int, int]]:
+  """Returns (index, N, D, V) such that every pair of sizes is among them.
+
+  But for those of many tokens and a large vocabulary, which take seconds.
+  """
   found = []
-  for index, (n, d, v) in enumerate(sizes):
-    place = (1, 5, 128, 300).index(n) + (7, 50, 1000, 2048).index(v)
-    if (place + (d == 8)) % 2 == parity:
+  for index, n, d, v in every_shape():
+    place = TOKENS.index(n) + VOCABULARIES.index(v)
+    if WIDTHS.index(d) == place % 4 and n * v < 1_000_000:
       found.append((index, n, d, v))
   return found
 
@@ -85,7 +97,8 @@ def varied(index, n, d, v) -> tuple[Case, int | None]:
   """Returns a case and a block size that divides little, by index."""
   softcap = (None, 5.0)[index % 2]
   valid = (None, v - 3, max(2, v // 3))[index % 3]
-  block = (None, 3, 1, 7, 96)[index % 5]
+  sizes = (None, 3, 1, 7, 96) if v < 10_000 else (None, 96, 5000, 11_111, 400)
+  block = sizes[index % 5]
   return case(n, d, v, softcap=softcap, valid=valid), block
 
 
@@ -157,6 +170,10 @@ def stats(c: Case) -> dict[str, np.ndarray]:
   }
 
 
+def _one_hot(ids, size: int) -> np.ndarray:
+  return (ids[:, None] == np.arange(size)[None]).astype(np.float64)
+
+
 def _partials(c: Case, names) -> dict[str, np.ndarray]:
   """Returns d statistic / d log p [N, V], as if all log p were free."""
   log_p = _log_softmax(logits(c))
@@ -164,7 +181,7 @@ def _partials(c: Case, names) -> dict[str, np.ndarray]:
   log_p = np.where(p > 0, log_p, 0.0)
   entropy = -(p * log_p).sum(1, keepdims=True)
   u = np.where(p > 0, log_p + entropy, 0.0)
-  one = np.eye(p.shape[1])[c.targets]
+  one = _one_hot(c.targets, p.shape[1])
   of_entropy = -p * (log_p + 1)
   drift = 2 * p * p * u + p * p + (p * p).sum(1, keepdims=True) * of_entropy
   own = (p * one).sum(1, keepdims=True) * of_entropy
@@ -172,7 +189,7 @@ def _partials(c: Case, names) -> dict[str, np.ndarray]:
     'logp': lambda: one,
     'entropy': lambda: of_entropy,
     'varentropy': lambda: p * u * u + 2 * p * u,
-    'top_logp': lambda: np.eye(p.shape[1])[p.argmax(1)],
+    'top_logp': lambda: _one_hot(p.argmax(1), p.shape[1]),
     'collision': lambda: 2 * p * p,
     'entropy_drift': lambda: drift,
     'polarity': lambda: drift - one * (p * u + p) - own,

@@ -77,6 +77,7 @@ class KernelTest(parameterized.TestCase):
     with interpreted(mode):
       check(oracle.case(100, 128, 300), FEW)
 
+  @pytest.mark.slow
   def test_one_model_at_two_temperatures(self):
     c = oracle.case(140, 128, 300)
     other = dataclasses.replace(c, temperature=c.temperature + 0.5)
@@ -88,11 +89,13 @@ class KernelTest(parameterized.TestCase):
     wanted = oracle.stats(dataclasses.replace(c, other=other))['js']
     np.testing.assert_allclose(found, wanted, atol=2e-5)
 
+  @pytest.mark.slow
   def test_unembeddings_of_both_layouts(self):
     with interpreted():
       check(oracle.case(300, 128, 260), FEW, wide=True)
       check(oracle.case(130, 128, 128), FEW)
 
+  @pytest.mark.slow
   def test_split_on_a_chip_of_two_cores(self):
     two = tpu_tile.Chip(cores=2)
     with (

@@ -19,7 +19,7 @@ def compute(hidden, unembed, targets, weight, data, **options):
 
 
 class TokenLossTest(parameterized.TestCase):
-  @parameterized.parameters(*oracle.shapes(1))
+  @parameterized.parameters(*oracle.shapes()[::2])
   def test_values_and_gradients(self, index, n, d, v):
     c, block = oracle.varied(index, n, d, v)
     weight, data = token_losses.inputs(n, dead=(0.0, 0.4, 0.9)[index // 2 % 3])

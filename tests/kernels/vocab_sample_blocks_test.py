@@ -212,6 +212,7 @@ class ShardedTest(parameterized.TestCase):
     self.assertLess(gap(c, drawn.token, u), ULPS)
     check_facts(c, drawn)
 
+  @pytest.mark.slow
   def test_greedy_forced_and_truncated(self):
     layout = meshes.layout(*meshes.MORE_VOCAB)
     c = oracle.case(16, 8, 1000, valid=900)
@@ -248,6 +249,7 @@ class ShardedTest(parameterized.TestCase):
 
 
 class GumbelTest(parameterized.TestCase):
+  @pytest.mark.slow
   def test_blocks_and_shards_do_not_matter(self):
     c = oracle.case(128, 8, 1000, softcap=6.0, valid=700)
     keys = jax.random.split(jax.random.key(1), 128)

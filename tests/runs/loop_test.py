@@ -150,6 +150,7 @@ def test_resumes_after_sigkill_elsewhere(problems, whole, tmp_path, number):
   assert_same(tmp_path, whole)
 
 
+@pytest.mark.slow
 def test_signals_save_and_end_the_run(
   problems, whole, tmp_path, acting, capsys
 ):
@@ -187,6 +188,7 @@ def test_a_finished_run_goes_on(problems, whole, tmp_path):
   assert config['steps'] == 6
 
 
+@pytest.mark.slow
 def test_resumes_with_the_flags_that_a_user_has(problems, tmp_path):
   """On one device, with XLA's own flags; the state is restored, no more."""
   program = (
@@ -247,6 +249,7 @@ def test_a_verifier_that_fails_is_counted_and_the_run_goes_on(
     assert row['nonfinite'] == 0
 
 
+@pytest.mark.slow
 def test_more_warm_start_in_place_of_rl_that_diverges(
   problems, tmp_path, capsys
 ):

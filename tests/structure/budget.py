@@ -16,14 +16,14 @@ import pytest
 TOTAL = 'total'
 # CPU-minutes, with a warm or a cold compilation cache.
 LIMITS: Mapping[str, float] = {
-  'core': 2.0,
+  'core': 0.5,
   'objectives': 1.0,
-  'kernels': 6.0,
-  'models': 2.0,
-  'engine': 5.0,
-  'runs': 3.5,
-  'scale': 2.0,
-  TOTAL: 20.0,
+  'kernels': 3.0,
+  'models': 1.5,
+  'engine': 3.0,
+  'runs': 2.0,
+  'scale': 1.0,
+  TOTAL: 12.0,
 }
 # Folders without a line of their own.
 OTHER = 1.0

@@ -22,7 +22,7 @@ def test_folder_limits_name_folders_and_fit_the_total():
   limits = {k: v for k, v in budget.LIMITS.items() if k != budget.TOTAL}
   folders = {p.name for p in (sources.ROOT / 'tests').iterdir() if p.is_dir()}
   assert limits.keys() <= folders
-  assert max(limits.values()) < budget.LIMITS[budget.TOTAL] == 20
+  assert max(limits.values()) < budget.LIMITS[budget.TOTAL] == 12
 
 
 def test_lines_of_several_processes_add_up(tmp_path):
