@@ -78,6 +78,15 @@ def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
   monkeypatch.setattr(socket.socket, 'connect_ex', guard(connect_ex))
 
 
+@pytest.fixture(autouse=True)
+def other_compilers(
+  request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+  """Hides the flags of the CPU's compiler from those of other chips."""
+  if request.node.get_closest_marker('aot'):
+    monkeypatch.setenv('XLA_FLAGS', '')
+
+
 def pytest_configure(config: pytest.Config) -> None:
   """Records CPU time per test folder when RLJAX_DURATIONS names a file."""
   if path := os.environ.get('RLJAX_DURATIONS'):

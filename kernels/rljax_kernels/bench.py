@@ -6,8 +6,8 @@
 
 Times are CPU seconds of the process, all threads, medians of runs that take
 turns, so that a busy machine changes them little and their ratios less.
-`--aot` compiles for TPUs that need not be there (it needs libtpu) and prints
-the memory a program takes beside its arguments and results.
+`--aot` compiles for chips that need not be there (see `chips`) and prints the
+memory a program takes beside its arguments and results.
 """
 
 import argparse
@@ -15,27 +15,19 @@ from collections.abc import Callable, Sequence
 import importlib
 import importlib.util
 import json
-import os
 import statistics
 import sys
 import time
 from typing import Any, NamedTuple
 
 import jax
-from jax.experimental import topologies
 import jax.numpy as jnp
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 import rljax_kernels
+from rljax_kernels import chips
 
 _MIB = 2**20
 _N, _D, _V = 2048, 256, 32_768
-_TOPOLOGIES = {
-  'v5e': 'v5e:2x2',
-  'v5p': 'v5p:2x2x1',
-  'v6e': 'v6e:2x2',
-  'v7x': 'tpu7x:2x2x1',
-}
 _COLUMNS = ('name', 'cpu_s', 'ratio_to_naive', 'temp_mib', 'platform')
 
 
@@ -222,80 +214,23 @@ def _temporaries(compiled) -> float:
 # Compiling for chips that are not there.
 
 
-def _mesh(chip: str, tensor: int) -> Mesh:
-  topology = topologies.get_topology_desc(
-    platform='tpu', topology_name=_TOPOLOGIES[chip]
-  )
-  return jax.make_mesh(
-    (1, tensor),
-    ('data', 'tensor'),
-    axis_types=(AxisType.Auto,) * 2,
-    devices=topology.devices[:tensor],
-  )
+def _programs(chip: str) -> list[tuple[str, dict[str, Any]]]:
+  """Returns implementations to compile for a chip, with their options."""
+  blocks = [('xla_vocab', {}), ('xla_vocab', {'kl': True})]
+  if not chip.startswith('v'):
+    return blocks
+  kernels = [{}, {'kl': True}, {'tensor': 4}]
+  return [*(('pallas_tpu', options) for options in kernels), *blocks]
 
 
-def compiled_for(
-  chip: str,
-  implementation: str | None,
-  *,
-  kl: bool = False,
-  tensor: int = 1,
-  n: int = 8192,
-  d: int = 4096,
-  v: int = 151_936,
-):
-  """Returns log-prob and entropy, value and gradients, compiled for a TPU.
-
-  Args:
-    chip: v5e, v5p, v6e or v7x.
-    implementation: as for `vocab_stats`.
-    kl: add KL(p || q) to a reference of the same size.
-    tensor: chips that split the vocabulary.
-    n: tokens.
-    d: model width.
-    v: vocabulary, all in bfloat16.
-  """
-  mesh = _mesh(chip, tensor)
-  layout = rljax_kernels.Layout(
-    mesh, ('data',), 'tensor' if tensor > 1 else None
-  )
-
-  def array(shape, dtype, *axes):
-    place = NamedSharding(mesh, PartitionSpec(*axes))
-    return jax.ShapeDtypeStruct(shape, dtype, sharding=place)
-
-  def loss(h, w, t, *other):
-    reference = rljax_kernels.Reference(*other) if kl else None
-    want = ('logp', 'entropy', *(('kl_pq',) if kl else ()))
-    stats = rljax_kernels.vocab_stats(
-      h, w, t, want=want, reference=reference, layout=layout,
-      implementation=implementation,
-    )  # fmt: skip
-    return sum(jnp.sum(x) for x in stats.values())
-
-  hidden = array((n, d), jnp.bfloat16, 'data')
-  unembed = array((v, d), jnp.bfloat16, layout.vocab)
-  targets = array((n,), jnp.int32, 'data')
-  other = (hidden, unembed) if kl else ()
-  run = jax.jit(jax.value_and_grad(loss, (0, 1)))
-  return run.lower(hidden, unembed, targets, *other).compile()
-
-
-def aot(chips: Sequence[str]) -> list[dict[str, Any]]:
+def aot(wanted: Sequence[str]) -> list[dict[str, Any]]:
   """Returns a row for each chip and program."""
-  os.environ.setdefault('TPU_SKIP_MDS_QUERY', '1')
   rows = []
-  for chip in chips:
-    programs: list[tuple[str, dict[str, Any]]] = [
-      ('pallas_tpu', {}),
-      ('pallas_tpu', {'kl': True}),
-      ('pallas_tpu', {'tensor': 4}),
-      ('xla_vocab', {}),
-    ]
-    for name, options in programs:
+  for chip in wanted:
+    for name, options in _programs(chip):
       more = ''.join(f', {k}={v}' for k, v in options.items())
       _tell(f'compiling {name}{more} for {chip}')
-      found = compiled_for(chip, name, **options)
+      found = chips.compiled_for(chip, name, **options)
       rows.append(
         {
           'name': name + more,
@@ -348,12 +283,14 @@ def main(argv: Sequence[str] | None = None) -> int:
   parser.add_argument('--rounds', type=int, default=7)
   parser.add_argument('--json', action='store_true')
   options = parser.parse_args(argv)
-  chips = [x for x in options.aot.split(',') if x]
-  unknown = set(chips) - set(_TOPOLOGIES)
-  if unknown:
-    parser.error(f'--aot knows {", ".join(_TOPOLOGIES)}, not {sorted(unknown)}')
+  wanted = [x for x in options.aot.split(',') if x]
+  for chip in wanted:
+    if chip not in chips.CHIPS:
+      parser.error(f'--aot knows {", ".join(chips.CHIPS)}, not {chip!r}')
+    if lacking := chips.missing(chip):
+      parser.error(lacking)
   peers, absent = _peers(options.peer.split(','))
-  rows = aot(chips) if chips else timed([*works(), *peers], options.rounds)
+  rows = aot(wanted) if wanted else timed([*works(), *peers], options.rounds)
   _tell('')
   sys.stdout.write((json.dumps(rows) if options.json else _table(rows)) + '\n')
   for line in absent:

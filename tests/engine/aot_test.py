@@ -1,10 +1,6 @@
 """The programs of the step compiled for TPUs that are not here."""
 
-import importlib.util
-import os
-
 import jax
-from jax.experimental import topologies
 import jax.numpy as jnp
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 import pytest
@@ -14,13 +10,11 @@ from rljax.engine import grpo, optim, sampling, seams, sharding
 from rljax.engine import step as step_lib
 from rljax.engine.method import Method
 from rljax.models import decoder, rules
+from rljax_kernels import chips
 
 pytestmark = [
   pytest.mark.aot,
-  pytest.mark.skipif(
-    importlib.util.find_spec('libtpu') is None,
-    reason='libtpu, which compiles for TPUs, is not installed',
-  ),
+  pytest.mark.skipif(chips.missing('v5e') is not None, reason='no libtpu'),
 ]
 
 PROMPTS, GROUP, WIDTH, TOKENS = 8, 4, 16, 64
@@ -31,15 +25,12 @@ CONFIG = decoder.Config(
 
 
 def mesh_of(chip):
-  os.environ['ALLOW_MULTIPLE_LIBTPU_LOAD'] = '1'
-  os.environ['TPU_SKIP_MDS_QUERY'] = '1'
-  topology = topologies.get_topology_desc(platform='tpu', topology_name=chip)
   sizes = {'fsdp': 2, 'tensor': 2}
   return jax.make_mesh(
     tuple(sizes.get(axis, 1) for axis in rules.AXES),
     rules.AXES,
     axis_types=(AxisType.Auto,) * len(rules.AXES),
-    devices=topology.devices[:4],
+    devices=chips.devices(chip)[:4],
   )
 
 
@@ -89,7 +80,7 @@ def programs(chip):
   return step, state, Batch(prompts=prompts, data={}), mesh
 
 
-@pytest.mark.parametrize('chip', ['v5e:2x2', 'v5p:2x2x1'])
+@pytest.mark.parametrize('chip', ['v5e', 'v5p'])
 def test_score_and_learn_use_the_kernels(chip):
   step, state, batch, mesh = programs(chip)
   assert sharding.layout(mesh, CONFIG.vocab_size).vocab == 'tensor'

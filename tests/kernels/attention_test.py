@@ -1,8 +1,6 @@
 """Tests of the attention dispatcher against float64, one row at a time."""
 
 import functools
-import importlib.util
-import os
 
 from absl.testing import parameterized
 import jax
@@ -10,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from rljax_kernels import chips
 from rljax_kernels.attention import api
 
 
@@ -124,14 +123,9 @@ class AttentionTest(parameterized.TestCase):
 @pytest.fixture(scope='module')
 def tpu():
   """A place on a TPU v5e that need not be there."""
-  if importlib.util.find_spec('libtpu') is None:
-    pytest.skip('libtpu is not installed.')
-  os.environ['ALLOW_MULTIPLE_LIBTPU_LOAD'] = '1'
-  os.environ['TPU_SKIP_MDS_QUERY'] = '1'
-  from jax.experimental import topologies
-
-  topology = topologies.get_topology_desc('v5e:2x2', 'tpu')
-  return jax.sharding.SingleDeviceSharding(topology.devices[0])
+  if lacking := chips.missing('v5e'):
+    pytest.skip(lacking)
+  return jax.sharding.SingleDeviceSharding(chips.devices('v5e')[0])
 
 
 def compiled(fn, *args) -> str:

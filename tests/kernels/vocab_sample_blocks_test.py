@@ -2,19 +2,16 @@
 
 import dataclasses
 import functools
-import importlib.util
-import os
 
 from absl.testing import parameterized
 import jax
-from jax.experimental import topologies
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 import numpy as np
 import pytest
 
 import rljax_kernels
-from rljax_kernels import logits
+from rljax_kernels import chips, logits
 from rljax_kernels.vocab_sample import blocks
 from tests.kernels import meshes, oracle
 
@@ -317,12 +314,9 @@ class BadInputTest(parameterized.TestCase):
 @pytest.mark.aot
 @pytest.mark.parametrize('columns', [False, True])
 def test_compiles_for_a_tpu(columns):
-  if importlib.util.find_spec('libtpu') is None:
-    pytest.skip('libtpu is not installed.')
-  os.environ['ALLOW_MULTIPLE_LIBTPU_LOAD'] = '1'
-  os.environ['TPU_SKIP_MDS_QUERY'] = '1'
-  topology = topologies.get_topology_desc('v5e:2x2', 'tpu')
-  place = jax.sharding.SingleDeviceSharding(topology.devices[0])
+  if lacking := chips.missing('v5e'):
+    pytest.skip(lacking)
+  place = jax.sharding.SingleDeviceSharding(chips.devices('v5e')[0])
 
   def make(*shape, dtype=jnp.float32):
     return jax.ShapeDtypeStruct(shape, dtype, sharding=place)
