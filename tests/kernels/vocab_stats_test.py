@@ -226,6 +226,24 @@ class VocabStatsTest(parameterized.TestCase):
     np.testing.assert_allclose(found, [0.05517, 0], atol=5e-6)
 
   @parameterized.parameters(*XLA)
+  def test_donated_inputs_become_their_gradients(self, name):
+    c = oracle.case(13, 8, 50)
+
+    def total(h, w):
+      found = rljax_kernels.vocab_stats(
+        h, w, c.targets, **c.options, block=4, implementation=name
+      )
+      return jnp.sum(found['logp'])
+
+    given = [jnp.array(x) for x in (c.hidden, c.unembed)]
+    run = jax.jit(jax.grad(total, (0, 1)), donate_argnums=(0, 1))
+    pulled = run(*given)
+    self.assertTrue(all(x.is_deleted() for x in given))
+    ones = {'logp': np.ones(13)}
+    for got, wanted in zip(pulled, oracle.gradients(c, ones), strict=True):
+      self.assertLess(oracle.error(got, wanted), 3e-6)
+
+  @parameterized.parameters(*XLA)
   def test_bfloat16(self, name):
     c = oracle.paired(oracle.case(100, 64, 1000), 64)
     rounded = oracle.bfloat16(c)
