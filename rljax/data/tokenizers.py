@@ -141,8 +141,8 @@ _NAMES = ('char', 'byte', 'sentencepiece')
 def _unknown(name: str) -> ValueError:
   hint = spelling.nearest(name, _NAMES)
   return ValueError(
-    f'unknown tokenizer {name!r}{hint} It is one of {", ".join(_NAMES)} or an '
-    'existing tokenizer.json or tokenizer.model'
+    f'unknown tokenizer {name!r}{hint} An existing tokenizer.json or'
+    ' tokenizer.model will do too.'
   )
 
 

@@ -256,7 +256,7 @@ def test_names():
   [
     ('chars', "unknown tokenizer 'chars'; did you mean 'char'"),
     ('sentence-piece', "did you mean 'sentencepiece'"),
-    ('zzz', "'zzz'. It is one of char, byte, sentencepiece or an existing"),
+    ('zzz', "'zzz'; known: char, byte, sentencepiece. An existing tok"),
     ('gone.model', "unknown tokenizer 'gone.model'.*existing tokenizer.json"),
   ],
 )

@@ -146,7 +146,7 @@ class RefusedTest(parameterized.TestCase):
     ('--steps=0', '--steps=0 is less than 1'),
     ('--control=shufled', "did you mean 'shuffled'?"),
     ('--stps=4', "there is no flag --stps; did you mean 'steps'?"),
-    ('--zzz=4', 'there is no flag --zzz; see --help'),
+    ('--zzz=4', 'there is no flag --zzz; known: traceback, seed'),
     ('--layers=1,x', 'layers'),
     ('--seed=-1', '--seed=-1 is not in'),
     ('--learning_rate=nan', '--learning_rate=nan is not a finite number'),

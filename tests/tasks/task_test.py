@@ -20,7 +20,7 @@ class NamedTest(parameterized.TestCase):
   @parameterized.parameters(
     ('arithmetik', "did you mean 'arithmetic'"),
     ('reasoning-gym:chain_sum', "did you mean 'reasoning_gym'"),
-    ('zzz', 'known: arithmetic, countdown, few_shot, jsonl'),
+    ('zzz', 'known: arithmetic, countdown, few_shot, reasoning_gym'),
     ('jsonl', "should read 'jsonl:<path>'"),
     ('reasoning_gym:', "should read 'reasoning_gym:<dataset>'"),
     ('arithmetic:sums', "should read 'arithmetic'"),
