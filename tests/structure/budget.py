@@ -22,7 +22,7 @@ LIMITS: Mapping[str, float] = {
   'models': 1.5,
   'engine': 3.0,
   'runs': 2.0,
-  'scale': 1.0,
+  'scale': 2.0,
   TOTAL: 12.0,
 }
 # Folders without a line of their own.
