@@ -6,6 +6,7 @@ from absl.testing import absltest
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 import optax
 
 from rljax.core.types import Stop
@@ -54,6 +55,7 @@ class SftTest(absltest.TestCase):
     for leaf in jax.tree.leaves(old.params):
       self.assertTrue(leaf.is_deleted())
 
+  @pytest.mark.slow
   def test_small_steps_are_not_lost_in_bfloat16(self):
     config = dataclasses.replace(small.SHALLOW, dtype='bfloat16')
     model, optimizer = decoder.Model(config), optax.adam(1e-6)

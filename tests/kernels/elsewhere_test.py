@@ -59,7 +59,9 @@ def curve(
   return found
 
 
-@pytest.mark.parametrize('vocab', [None, 'tensor'])
+@pytest.mark.parametrize(
+  'vocab', [pytest.param(None, marks=pytest.mark.slow), 'tensor']
+)
 def test_the_curve_is_the_naive_one_on_eight_devices(vocab):
   mesh = jax.make_mesh(
     (4, 2), ('data', 'tensor'), axis_types=(AxisType.Auto,) * 2

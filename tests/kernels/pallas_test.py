@@ -71,10 +71,9 @@ class KernelTest(parameterized.TestCase):
     with interpreted(mode):
       check(ragged(), EVERY)
 
-  @parameterized.parameters('on_wait', 'eager')
-  def test_a_kernel_for_each_cotangent(self, mode):
+  def test_a_kernel_for_each_cotangent(self):
     # Fewer tokens than a block: there is no block to wait for.
-    with interpreted(mode):
+    with interpreted():
       check(oracle.case(100, 128, 300), FEW)
 
   @pytest.mark.slow

@@ -7,6 +7,7 @@ from absl.testing import parameterized
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from rljax.models import decoder, rope, rules
 from tests.models import dense
@@ -226,6 +227,7 @@ class GradientTest(parameterized.TestCase):
       if 'mlp/' in name:
         self.assertGreater(smallest, 1e-4, name)
 
+  @pytest.mark.slow
   def test_remat_changes_memory_alone(self):
     prompts, response = dense.inputs(BASE, [9, 4], 9, group=2, size=24)
     _, params = made(BASE)

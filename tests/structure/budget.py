@@ -20,8 +20,8 @@ LIMITS: Mapping[str, float] = {
   'objectives': 1.0,
   'kernels': 3.0,
   'models': 1.5,
-  'engine': 3.0,
-  'runs': 2.0,
+  'engine': 3.5,
+  'runs': 2.5,
   'scale': 2.0,
   TOTAL: 12.0,
 }
