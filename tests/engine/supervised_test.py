@@ -6,8 +6,8 @@ from absl.testing import absltest
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 import optax
+import pytest
 
 from rljax.core.types import Stop
 from rljax.engine import step as step_lib
