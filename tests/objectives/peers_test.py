@@ -17,6 +17,7 @@ import numpy as np
 from rljax.core import groups
 from rljax.objectives import (
   advantages,
+  corrections,
   credit,
   divergences,
   ratios,
@@ -190,12 +191,10 @@ class PeersTest(parameterized.TestCase):
   @parameterized.parameters('std', 'big')
   def test_truncated_importance(self, name):
     data = FIXTURES[name]
-    out = contracts.call(
-      ratios.truncated_importance,
-      data['old_lp'],
-      data['rollout_lp'],
-      data['mask'],
+    log_ratio = contracts.call(
+      ratios.token, data['old_lp'], data['rollout_lp'], data['mask']
     )
+    out = contracts.call(corrections.truncate, log_ratio, data['mask'])
     contracts.close(out, CASES[f'verl/is/token/2.0/bn0/{name}']['weights'])
 
   @parameterized.parameters(*POLICY)

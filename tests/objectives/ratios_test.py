@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rljax.objectives import ratios, surrogates, weights
+from rljax.objectives import corrections, ratios, surrogates, weights
 from tests import contracts
 
 
@@ -64,12 +64,80 @@ class RatiosTest(parameterized.TestCase):
     far = functools.partial(ratios.sequence, clamp=1.0)
     contracts.close(contracts.call(far, logp + 9, old, mask), [[1.0, 1.0]])
 
+  def test_both_gradients_of_a_sequence_ratio(self):
+    # The loss has one gradient for equal advantages, whichever form; with
+    # advantages per token the forms differ.
+    mask = _f32([1, 1, 0, 0], [1, 1, 1, 1])
+    delta = _f32([0.1, 0.2, 9, 9], [-0.2, 0, 0.1, 0.3])
+    adv = _f32([1] * 4, [-1] * 4)
+    value, slope = _value_and_grad(
+      delta, delta * 0, mask, adv, ratios.sequence_token
+    )
+    self.assertAlmostEqual(float(value), -0.055282, delta=1e-6)
+    contracts.close(slope, [[-0.290459] * 2 + [0] * 2, [0.131409] * 4])
+    ones = np.ones((2, 4), np.float32)
+    through = contracts.gradient(ratios.sequence, delta, delta * 0, ones)
+    own = contracts.gradient(ratios.sequence_token, delta, delta * 0, ones)
+    spread = 1.0 + 0.1 * np.arange(8).reshape(2, 4)
+    contracts.close(through, spread.mean(1, keepdims=True) * ones)
+    contracts.close(own, spread)
+
+  def test_the_sum_of_a_row_is_its_importance(self):
+    mask = _f32([1, 0, 1])
+    logp, old = _f32([-1.0, 5, -2.0]), _f32([-1.5, 7, -2.25])
+    row = contracts.call(ratios.sequence_sum, logp, old, mask)
+    contracts.close(row, [[0.75, 0, 0.75]])
+    contracts.close(
+      contracts.call(ratios.sequence, logp, old, mask), [[0.375, 0, 0.375]]
+    )
+
+  @parameterized.parameters(
+    # A good token above the range and a bad one below it are clipped.
+    (1.0, [0.1, 0.9, -0.9], [0.1, 0.4, -0.9]),
+    (-1.0, [0.1, 0.9, -0.9], [0.1, 0.9, -0.4]),
+    (0.0, [0.1, 0.9, -0.9], [0.0, 0.0, 0.0]),
+  )
+  def test_geometric_mean_by_hand(self, adv, delta, clipped):
+    mask, adv = np.ones((1, 3), np.float32), np.full((1, 3), adv, np.float32)
+    delta, old = _f32(delta), np.zeros((1, 3), np.float32)
+    row = contracts.call(ratios.geometric_mean, delta, old, mask, adv)
+    contracts.close(row, np.mean(clipped) * mask)
+    slope = contracts.gradient(ratios.geometric_mean, delta, old, mask, adv)
+    moves = np.array(clipped) == np.array(delta[0], np.float64).round(6)
+    np.testing.assert_array_equal(slope[0] != 0, moves & (adv[0] != 0))
+
+  def test_geometric_mean_inside_the_range_is_the_sequence_ratio(self):
+    rng, mask = np.random.default_rng(2), contracts.ragged_mask()
+    delta, adv = rng.uniform(-0.3, 0.3, (2, *mask.shape)).astype(np.float32)
+    inside = contracts.call(ratios.geometric_mean, delta, delta * 0, mask, adv)
+    contracts.close(
+      inside, contracts.call(ratios.sequence, delta, delta * 0, mask)
+    )
+
+  @parameterized.parameters(
+    (ratios.token, {'clamp': 0.0}, 'clamp=0.0'),
+    (ratios.sequence, {'clamp': -1.0}, 'clamp=-1.0'),
+    (ratios.sequence_token, {'clamp': 0}, 'clamp=0'),
+    (ratios.sequence_sum, {'clamp': -20.0}, 'clamp=-20.0'),
+  )
+  def test_refuses(self, fn, settings, message):
+    x = np.zeros((1, 2), np.float32)
+    with self.assertRaisesRegex(ValueError, message):
+      fn(x, x, x, **settings)
+    with self.assertRaisesRegex(ValueError, r'its mask has \(1, 2\)'):
+      fn(np.zeros((1, 3), np.float32), x, x)
+
+  def test_refuses_a_negative_range(self):
+    x = np.zeros((1, 2), np.float32)
+    with self.assertRaisesRegex(ValueError, 'low=-0.2'):
+      ratios.geometric_mean(x, x, x, x, low=-0.2)
+
   def test_truncated_sampling_biases_by_the_kept_mass(self):
     # Probabilities .5, .3, .2 with top-p .8: the sampler drew from .625, .375.
     scorer, kept, full = (np.log(_f32([p])) for p in (0.5, 0.625, 0.5))
     mask = _f32([1.0])
-    naive = contracts.call(ratios.truncated_importance, scorer, kept, mask)
-    same = contracts.call(ratios.truncated_importance, scorer, full, mask)
+    naive = np.exp(contracts.call(ratios.token, scorer, kept, mask))
+    same = np.exp(contracts.call(ratios.token, scorer, full, mask))
     contracts.close((naive[0, 0], same[0, 0]), (0.8, 1.0))
 
   def test_three_policies_are_three_tensors(self):
@@ -78,7 +146,7 @@ class RatiosTest(parameterized.TestCase):
     current, old, behavior = rng.normal(size=(3, 2, 5)).astype(np.float32) / 2
 
     def objective(current, old, behavior):
-      weight = ratios.truncated_importance(old, behavior, mask)
+      weight = corrections.truncate(ratios.token(old, behavior, mask), mask)
       ratio = jnp.exp(ratios.token(current, old, mask))
       return jnp.sum(weight * ratio)
 
