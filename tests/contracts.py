@@ -2,10 +2,11 @@
 
 One table per family maps each public function to its claims, and one check
 tests a claim. `objectives/contracts_test.py` runs every check and fails for a
-public function that no table knows: write its claims here.
+public function that no table knows: write its claims here, or, for advantages,
+credit, critics and rewards, in `credit_contracts.py`.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 import contextlib
 import dataclasses
 import functools
@@ -16,11 +17,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
 from rljax.objectives import (
-  advantages,
-  credit,
+  corrections,
   divergences,
   ratios,
   surrogates,
@@ -108,122 +107,12 @@ def _spread(shape: tuple[int, ...]) -> np.ndarray:
   return (1.0 + 0.1 * np.arange(np.prod(shape))).reshape(shape).astype(F32)
 
 
-# Advantages: (reward [G], valid [G]) -> [G].
-
-
-@dataclasses.dataclass(frozen=True)
-class Advantage:
-  """What a group advantage claims."""
-
-  golden: tuple[float, ...]  # for rewards 1, 0, 0, 1, worked by hand
-  baseline: bool = True  # shifts of the reward do not matter
-  scaled: bool = False  # its scale does not matter, up to eps
-  settings: tuple[dict[str, Any], ...] = ({},)
-
-
-_ZSCORE = 0.5 / np.sqrt(1.0 / 3.0)
-ADVANTAGES = {
-  'reinforce': Advantage((1, 0, 0, 1), baseline=False),
-  'center': Advantage((0.5, -0.5, -0.5, 0.5)),
-  'leave_one_out': Advantage((2 / 3, -2 / 3, -2 / 3, 2 / 3)),
-  'zscore': Advantage(
-    (1, -1, -1, 1), scaled=True, settings=({'ddof': 0}, {'ddof': 0, 'eps': 0})
-  ),
-  'grpo': Advantage((_ZSCORE, -_ZSCORE, -_ZSCORE, _ZSCORE), scaled=True),
-}
-
-
-def check_advantage(fn: Fn, claim: Advantage) -> None:
-  """Checks one group advantage against its claims."""
-  rng = np.random.default_rng(1)
-  reward = rng.normal(size=6).astype(F32)
-  every = np.ones(6, bool)
-  base = call(fn, reward, every)
-  order = rng.permutation(6)
-  close(call(fn, reward[order], every), base[order])
-  binary = np.array([1, 0, 0, 1], F32)
-  close(call(fn, binary, np.ones(4, bool)), claim.golden, 5e-6)
-  if claim.baseline:
-    close(call(fn, reward + F32(4.0), every), base, 1e-5)
-    for equal in (0.1, 0.35, 0.7, 1e4, -3.0):
-      for size in (1, 3, 8):
-        row = np.full(size, equal, F32)
-        assert not call(fn, row, np.ones(size, bool)).any(), (equal, size)
-  if claim.scaled:
-    close(call(fn, reward * F32(8.0), every), base, 1e-5)
-  check_absent_members(fn, reward, base)
-
-
-def check_absent_members(fn: Fn, reward: np.ndarray, base: np.ndarray) -> None:
-  """Padding and missing rewards get 0 and leave the others as they are."""
-  for absent in (0.0, 1e6, np.nan, np.inf):
-    padded = np.insert(reward, [2, 6], absent).astype(F32)
-    valid = np.insert(np.ones(6, bool), [2, 6], False)
-    out = call(fn, padded, valid)
-    close(out[valid], base)
-    assert not out[~valid].any()
-    if not np.isfinite(absent):
-      np.testing.assert_array_equal(call(fn, padded, np.ones(8, bool)), out)
-  nothing = call(fn, np.full(3, np.nan, F32), np.zeros(3, bool))
-  np.testing.assert_array_equal(nothing, np.zeros(3))
-  one = call(fn, np.full(1, 0.7, F32), np.ones(1, bool))
-  assert one.shape == (1,) and np.isfinite(one).all()
-  with pytest.raises(ValueError, match=r'reward\[2, 3\] is not one group'):
-    fn(np.zeros((2, 3), F32), np.ones((2, 3), bool))
-
-
-# Credit: (rows [B] or tokens [B, T] ..., mask [B, T]) -> [B, T].
-
-
-@dataclasses.dataclass(frozen=True)
-class Credit:
-  """What a credit function claims."""
-
-  inputs: tuple[str, ...]  # 'rows' or 'tokens', before the mask
-  keeps_sign: bool = False  # of its first input, at every sampled token
-  settings: tuple[dict[str, Any], ...] = ({},)
-
-
-CREDITS = {
-  'broadcast': Credit(('rows',), keeps_sign=True),
-  'reward_to_go': Credit(('tokens',), settings=({}, {'discount': 0.9})),
-  'gae': Credit(
-    ('tokens', 'tokens'), settings=({'discount': 0.9, 'decay': 0.8},)
-  ),
-}
-
-
 def ragged_mask() -> np.ndarray:
   """Returns a mask with inner zeros, an empty row and a full one, [5, 8]."""
   mask = np.zeros((5, 8), F32)
   mask[0, :6], mask[0, 2:4] = 1.0, 0.0
   mask[1, :1], mask[3, :], mask[4, 3:5] = 1.0, 1.0, 1.0
   return mask
-
-
-def check_credit(fn: Fn, claim: Credit) -> None:
-  """Checks one credit function against its claims."""
-  rng, mask = np.random.default_rng(2), ragged_mask()
-  shapes = {'rows': mask.shape[:1], 'tokens': mask.shape}
-  data = [rng.normal(size=shapes[kind]).astype(F32) for kind in claim.inputs]
-  # Off the mask a critic may say anything; rewards there are data.
-  data = [x * mask if x.ndim == 2 else x for x in data]
-  base = call(fn, *data, mask)
-  assert not base[mask == 0].any()
-  order = rng.permutation(len(mask))
-  close(call(fn, *(x[order] for x in data), mask[order]), base[order])
-  for absent in (0.0, np.nan, np.inf):
-    wide = [np.pad(x, ((0, 0), (0, 3))) if x.ndim == 2 else x for x in data]
-    wide_mask = np.pad(mask, ((0, 0), (0, 3)))
-    poison = [
-      np.where(wide_mask > 0, x, F32(absent)) if x.ndim == 2 else x
-      for x in wide
-    ]
-    close(call(fn, *poison, wide_mask), np.pad(base, ((0, 0), (0, 3))))
-    assert np.isfinite(gradient(fn, poison[0], *poison[1:], wide_mask)).all()
-  if claim.keeps_sign:
-    sign = np.sign(data[0])[:, None] * np.ones(mask.shape)
-    np.testing.assert_array_equal(np.sign(base)[mask > 0], sign[mask > 0])
 
 
 # Aggregations: mask [B, T] of the whole batch -> weight [B, T].
@@ -249,7 +138,8 @@ AGGREGATIONS = {
     lambda length: length.sum() / (5 * 16), settings=({'max_tokens': 16},)
   ),
 }
-GATES = {'keep_rows': None}  # not an aggregation; see weights_test.py
+# Of none of these shapes; see the tests of their modules.
+GATES = {'keep_rows': None, 'off_policy_rows': None, 'fill_unscored': None}
 
 
 def check_aggregation(fn: Fn, claim: Aggregation) -> None:
@@ -297,43 +187,95 @@ def check_microbatches(weight: np.ndarray) -> None:
 class LogRatio:
   """A log-ratio, differentiated in its first input."""
 
-  settings: tuple[dict[str, Any], ...] = ({},)
-
-
-@dataclasses.dataclass(frozen=True)
-class Importance:
-  """An importance weight: data, within [0, cap]."""
-
-  cap: float
+  exact: bool = True  # whether autodiff is the derivative of the value
+  signed: bool = False  # whether it also reads the advantage
   settings: tuple[dict[str, Any], ...] = ({},)
 
 
 RATIOS = {
-  'token': LogRatio(),
-  'sequence': LogRatio(),
-  'truncated_importance': Importance(cap=2.0),
+  'token': LogRatio(settings=({}, {'clamp': 80.0})),
+  'sequence': LogRatio(settings=({}, {'clamp': 80.0})),
+  'sequence_token': LogRatio(exact=False),
+  'sequence_sum': LogRatio(),
+  'geometric_mean': LogRatio(signed=True),
 }
 
 
-def check_ratio(fn: Fn, claim: LogRatio | Importance) -> None:
-  """Checks a log-ratio or importance weight against its claims."""
+def check_ratio(fn: Fn, claim: LogRatio) -> None:
+  """Checks a log-ratio against its claims."""
   rng, mask = np.random.default_rng(5), ragged_mask()
-  logp, old = rng.normal(size=(2, *mask.shape)).astype(F32)
-  neutral = 0.0 if isinstance(claim, LogRatio) else 1.0
-  np.testing.assert_array_equal(call(fn, logp, logp, mask), neutral * mask)
-  base = call(fn, logp, old, mask)
+  logp, old, adv = rng.normal(size=(3, *mask.shape)).astype(F32)
+  rest = (mask, adv) if claim.signed else (mask,)
+  np.testing.assert_array_equal(call(fn, logp, logp, *rest), 0.0)
+  base = call(fn, logp, old, *rest)
+  assert not base[mask == 0].any()
   for absent in (np.nan, np.inf, -np.inf, 0.0):
     bad = [np.where(mask > 0, x, F32(absent)) for x in (logp, old)]
-    np.testing.assert_array_equal(call(fn, *bad, mask), base)
-    grad = gradient(fn, bad[0], bad[1], mask)
+    np.testing.assert_array_equal(call(fn, *bad, *rest), base)
+    grad = gradient(fn, bad[0], bad[1], *rest)
     assert np.isfinite(grad).all() and not grad[mask == 0].any()
-  far = call(fn, np.where(mask > 0, F32(-2), logp), old * 0 - 91, mask)
-  assert np.isfinite(np.exp(far)).all()
-  if isinstance(claim, Importance):
-    assert (base >= 0).all() and (base <= claim.cap).all()
-    assert not gradient(fn, logp, old, mask).any()
-  else:
-    close(gradient(fn, logp, old, mask), slope(fn, logp, old, mask), 2e-3)
+  for far in (-91.0, 91.0):
+    other = np.where(mask > 0, F32(-2 + far), old)
+    assert np.isfinite(np.exp(call(fn, logp * 0 - 2, other, *rest))).all()
+    assert np.isfinite(gradient(fn, logp * 0 - 2, other, *rest)).all()
+  if claim.exact:
+    grad = gradient(fn, logp, old, *rest)
+    close(grad, slope(fn, logp, old, *rest), 2e-3)
+
+
+# Corrections: (log_ratio or statistic or weight, mask) -> [B, T], data.
+
+
+@dataclasses.dataclass(frozen=True)
+class Correction:
+  """A weight, a smaller mask or a statistic of rows: no gradient."""
+
+  on_policy: float | None = None  # at log-ratio 0, where there is a token
+  within: tuple[float, float] = (0.0, np.inf)
+  binary: bool = False
+  settings: tuple[dict[str, Any], ...] = ({},)
+
+
+CORRECTIONS = {
+  'truncate': Correction(1.0, (0.0, 2.0)),
+  'discard': Correction(1.0, (0.0, 3.0)),
+  'icepop': Correction(1.0, (0.0, 5.0)),
+  'normalize_tokens': Correction(),
+  'normalize_rows': Correction(),
+  'keep_ratio': Correction(1.0, binary=True),
+  'keep_below': Correction(1.0, binary=True, settings=({'limit': 0.5},)),
+  'drop_outlier_rows': Correction(1.0, binary=True),
+  'sequence_sum': Correction(0.0, (-np.inf, np.inf)),
+  'sequence_mean': Correction(0.0, (-np.inf, np.inf)),
+  'sequence_max': Correction(0.0, (-np.inf, np.inf)),
+}
+
+
+def check_correction(fn: Fn, claim: Correction) -> None:
+  """Checks one correction against its claims."""
+  rng, mask = np.random.default_rng(7), ragged_mask()
+  x = rng.normal(size=mask.shape).astype(F32)
+  x = np.abs(x) if claim.on_policy is None else x
+  base = call(fn, x, mask)
+  low, high = claim.within
+  assert (base >= low).all() and (base <= high).all()
+  assert not base[mask == 0].any()
+  assert not claim.binary or np.isin(base, (0.0, 1.0)).all()
+  if claim.on_policy is not None:
+    expected = claim.on_policy * mask
+    np.testing.assert_array_equal(call(fn, x * 0, mask), expected)
+  for absent in (np.nan, np.inf, -np.inf, 0.0):
+    bad = np.where(mask > 0, x, F32(absent))
+    np.testing.assert_array_equal(call(fn, bad, mask), base)
+    np.testing.assert_array_equal(gradient(fn, bad, mask), 0.0)
+  wide = [np.pad(a, ((0, 0), (0, 3))) for a in (x, mask)]
+  close(call(fn, *wide), np.pad(base, ((0, 0), (0, 3))))
+  np.testing.assert_array_equal(call(fn, x, mask * 0), 0.0)
+  order = rng.permutation(len(mask))
+  close(call(fn, x[order], mask[order]), base[order])
+  for far in (100.0, -100.0):
+    size = np.abs(far) if claim.on_policy is None else far
+    assert np.isfinite(call(fn, x * 0 + F32(size), mask)).all()
 
 
 # Surrogates: (log_ratio [...], adv [...]) -> [...].
@@ -447,18 +389,17 @@ def _softmax(x: np.ndarray) -> np.ndarray:
 
 
 FAMILIES = (
-  (advantages, ADVANTAGES, check_advantage),
-  (credit, CREDITS, check_credit),
   (weights, AGGREGATIONS, check_aggregation),
   (ratios, RATIOS, check_ratio),
+  (corrections, CORRECTIONS, check_correction),
   (surrogates, SURROGATES, check_surrogate),
   (divergences, DIVERGENCES, check_divergence),
 )
 
 
-def cases() -> Iterator[tuple[str, Fn, Any, Fn]]:
+def cases(families: Iterable[Any]) -> Iterator[tuple[str, Fn, Any, Fn]]:
   """Yields (name, function with settings, claim, check) of every function."""
-  for module, table, check in FAMILIES:
+  for module, table, check in families:
     functions = public(module)
     for name, claim in table.items():
       for settings in claim.settings:

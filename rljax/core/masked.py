@@ -71,7 +71,7 @@ def center(x: Array, mask: Array, axis: int | None = None) -> Array:
   return fill(shifted - mean(shifted, mask, axis, keepdims=True), mask)
 
 
-def std(
+def variance(
   x: Array,
   mask: Array,
   axis: int | None = None,
@@ -79,10 +79,10 @@ def std(
   *,
   ddof: int = 0,
 ) -> Array:
-  """Returns the standard deviation of `x` where `mask` is not zero.
+  """Returns the variance of `x` where `mask` is not zero.
 
-  The variance takes two passes; E[x²] - E[x]² cancels in float32. Equal
-  values give exactly 0, with gradient 0, and so do `ddof` or fewer values.
+  It takes two passes; E[x²] - E[x]² cancels in float32. Equal values give
+  exactly 0, and so do `ddof` or fewer values.
 
   Args:
     x: [...].
@@ -94,10 +94,60 @@ def std(
   free = count(mask, axis, keepdims) - float(ddof)
   squares = jnp.square(center(x, mask, axis))
   total = jnp.sum(squares, axis=axis, keepdims=keepdims)
-  variance = jnp.where(free > 0.0, total, 0.0) / jnp.maximum(free, 1.0)
-  positive = variance > 0.0
-  root = jnp.sqrt(jnp.where(positive, variance, 1.0))
+  return jnp.where(free > 0.0, total, 0.0) / jnp.maximum(free, 1.0)
+
+
+def std(
+  x: Array,
+  mask: Array,
+  axis: int | None = None,
+  keepdims: bool = False,
+  *,
+  ddof: int = 0,
+) -> Array:
+  """Returns the standard deviation of `x`, the root of its `variance`.
+
+  Where it is 0, so is its gradient.
+
+  Args:
+    x: [...].
+    mask: [...].
+    axis: the axis to reduce, None for all.
+    keepdims: whether reduced axes stay, with size 1.
+    ddof: subtracted from the count; 1 gives the unbiased variance.
+  """
+  spread = variance(x, mask, axis, keepdims, ddof=ddof)
+  positive = spread > 0.0
+  root = jnp.sqrt(jnp.where(positive, spread, 1.0))
   return jnp.where(positive, root, 0.0)
+
+
+def whiten(
+  x: Array,
+  mask: Array,
+  axis: int | None = None,
+  *,
+  ddof: int = 1,
+  eps: float = 1e-8,
+) -> Array:
+  """Returns (x - mean) / sqrt(variance + eps), and 0 where `mask` is zero.
+
+  Equal values, one value alone among them, give exactly 0. verl and TRL's PPO
+  use these defaults; verl raises for fewer than two values.
+
+  Args:
+    x: [...].
+    mask: [...].
+    axis: the axis of the statistics, None for all.
+    ddof: subtracted from the count in the variance.
+    eps: added to the variance.
+
+  Returns:
+    f32 [...].
+  """
+  spread = variance(x, mask, axis, keepdims=True, ddof=ddof) + eps
+  root = jnp.sqrt(jnp.where(spread > 0.0, spread, 1.0))
+  return center(x, mask, axis) / root
 
 
 def max(

@@ -3,7 +3,8 @@
 Plain arrays in, plain arrays out: f32 [B, T], 0 where the mask is zero. A
 token with mask 0 inside a response was written by the environment. Returns
 pass through it without decay, and a reward that lies on it belongs to the last
-token before it that the policy sampled.
+token before it that the policy sampled. A reward on a row without a sampled
+token, or before the first, is nobody's.
 """
 
 import jax
@@ -11,6 +12,7 @@ import jax.numpy as jnp
 
 from rljax.core import masked
 from rljax.core.types import Array
+from rljax.objectives import arguments
 
 
 def broadcast(adv: Array, mask: Array) -> Array:
@@ -69,6 +71,7 @@ def gae(
   Reference: Schulman et al., "High-Dimensional Continuous Control Using
     Generalized Advantage Estimation", 2015, arXiv:1506.02438.
   """
+  arguments.shares(discount=discount, decay=decay)
   sampled = mask.astype(bool)
   paid = masked.fill(reward, sampled | jnp.isfinite(reward))
   value = masked.fill(value, sampled)
@@ -90,3 +93,97 @@ def gae(
   steps = (paid.T, value.T, sampled.T)
   _, adv = jax.lax.scan(back, (zero, zero, zero), steps, reverse=True)
   return adv.T
+
+
+def lambda_return(
+  reward: Array, value: Array, mask: Array, *, discount: float, decay: float
+) -> Array:
+  """Returns what the critic should have said: `gae` plus the value.
+
+  Rₜ = rₜ + discount · ((1 - decay) · Vₜ₊₁ + decay · Rₜ₊₁) over the sampled
+  tokens. With decay 1 it is `reward_to_go`, with decay 0 the one-step target.
+
+  Args:
+    reward: f32 [B, T]; 0 where nothing is paid.
+    value: f32 [B, T], the critic's value before each token.
+    mask: f32 [B, T].
+    discount: γ, per sampled token.
+    decay: λ.
+
+  Returns:
+    f32 [B, T].
+  """
+  adv = gae(reward, value, mask, discount=discount, decay=decay)
+  return adv + masked.fill(value, mask)
+
+
+def remax(reward: Array, baseline: Array, mask: Array) -> Array:
+  """Returns the reward to go, less the reward of the greedy response.
+
+  Args:
+    reward: f32 [B, T]; 0 where nothing is paid.
+    baseline: f32 [B], the reward of a greedy response to the same prompt.
+    mask: f32 [B, T].
+
+  Returns:
+    f32 [B, T].
+
+  Reference: Li et al., "ReMax: A Simple, Effective, and Efficient Reinforcement
+    Learning Method for Aligning Large Language Models", 2023,
+    arXiv:2310.10505.
+  """
+  return reward_to_go(reward, mask) - broadcast(baseline, mask)
+
+
+def whiten(adv: Array, mask: Array) -> Array:
+  """Returns advantages with mean 0 and variance 1 over the batch's tokens.
+
+  `masked.whiten` of all tokens, the last step of PPO, REINFORCE++ and of GDPO
+  in verl. Long rows count more than short ones. No token, or one alone, gives
+  0, where verl raises; verl's GAE leaves the negative mean outside the mask.
+
+  Args:
+    adv: f32 [B, T] of the whole batch.
+    mask: f32 [B, T].
+
+  Returns:
+    f32 [B, T].
+  """
+  return masked.whiten(adv, mask)
+
+
+def reinforce_plus_plus(
+  reward: Array, mask: Array, *, discount: float = 1.0
+) -> Array:
+  """Returns the reward to go, whitened over the batch's tokens.
+
+  The paper has the penalty of `shaping.penalize_kl` in the reward.
+
+  Args:
+    reward: f32 [B, T] of the whole batch; 0 where nothing is paid.
+    mask: f32 [B, T].
+    discount: per sampled token.
+
+  Returns:
+    f32 [B, T].
+
+  Reference: Hu et al., "REINFORCE++: An Efficient RLHF Algorithm with
+    Robustness to Both Prompt and Reward Models", 2025, arXiv:2501.03262.
+  """
+  return whiten(reward_to_go(reward, mask, discount=discount), mask)
+
+
+def reinforce_plus_plus_baseline(adv: Array, mask: Array) -> Array:
+  """Returns centered advantages at all tokens, whitened over the batch.
+
+  Args:
+    adv: f32 [B] of the whole batch, from `advantages.center`.
+    mask: f32 [B, T].
+
+  Returns:
+    f32 [B, T].
+
+  Reference: Hu et al., "REINFORCE++: An Efficient RLHF Algorithm with
+    Robustness to Both Prompt and Reward Models", 2025, arXiv:2501.03262.
+  """
+  return whiten(broadcast(adv, mask), mask)

@@ -26,6 +26,10 @@ def _unbiased(x, mask, axis=None):
   return masked.std(x, mask, axis, ddof=1)
 
 
+def _whitened(x: np.ndarray) -> np.ndarray:
+  return (x - x.mean()) / np.sqrt(np.var(x, ddof=min(1, len(x) - 1)) + 1e-8)
+
+
 def _fill(x, mask, axis=None):
   del axis
   return masked.fill(x, mask)
@@ -42,8 +46,10 @@ ORACLES: dict[str, tuple[Callable, Callable]] = {
   'sum': (masked.sum, np.sum),
   'mean': (masked.mean, np.mean),
   'center': (masked.center, lambda x: x - x.mean()),
+  'variance': (masked.variance, np.var),
   'std': (masked.std, np.std),
   'std_unbiased': (_unbiased, lambda x: np.std(x, ddof=min(1, len(x) - 1))),
+  'whiten': (masked.whiten, _whitened),
   'max': (masked.max, np.max),
   'min': (masked.min, np.min),
   'softmax': (masked.softmax, lambda x: np.exp(x) / np.exp(x).sum()),
@@ -127,7 +133,7 @@ class MaskedTest(parameterized.TestCase):
       self.assertFalse(value.any(), name)
       self.assertFalse(slope.any(), name)
 
-  @parameterized.parameters('mean', 'center', 'std', 'softmax')
+  @parameterized.parameters('mean', 'center', 'std', 'softmax', 'whiten')
   def test_gradients_match_finite_differences(self, name):
     x, mask = _example()
     fn = functools.partial(ORACLES[name][0], axis=1)
@@ -150,12 +156,24 @@ class MaskedTest(parameterized.TestCase):
     x[mask] = values
     self.assertEqual(contracts.call(_unbiased, x, mask), 0.0)
     self.assertFalse(contracts.call(masked.center, x, mask).any())
+    self.assertFalse(contracts.call(masked.whiten, x, mask).any())
     self.assertFalse(contracts.gradient(_unbiased, x, mask).any())
 
   def test_the_variance_survives_a_large_mean(self):
     x = np.array([1e4, 1e4 + 0.5, 1e4 - 0.5, 1e4], np.float32)
     std = contracts.call(masked.std, x, np.ones(4, bool))
     self.assertAlmostEqual(float(std), 0.5**1.5, delta=1e-6)
+
+  def test_whitened_values_have_mean_zero_and_variance_one(self):
+    x, mask = _example()
+    out = contracts.call(masked.whiten, x, mask)[mask > 0]
+    self.assertAlmostEqual(out.mean(), 0.0, delta=1e-6)
+    self.assertAlmostEqual(np.var(out, ddof=1), 1.0, delta=1e-5)
+    plain = functools.partial(masked.whiten, ddof=0, eps=0.0)
+    hand = contracts.call(
+      plain, np.array([1, 3, 9], np.float32), np.array([1, 1, 0])
+    )
+    self.assertEqual(hand.tolist(), [-1.0, 1.0, 0.0])
 
   def test_other_types_become_float32(self):
     for x in (jnp.array([3, 4]), jnp.array([True, False])):
@@ -165,7 +183,8 @@ class MaskedTest(parameterized.TestCase):
 
   def test_keepdims(self):
     x, mask = jnp.ones((2, 3)), jnp.ones((2, 3))
-    for fn in (masked.sum, masked.mean, masked.std, masked.max, masked.min):
+    reductions = masked.sum, masked.mean, masked.variance, masked.std
+    for fn in (*reductions, masked.max, masked.min):
       for axis, shape in ((1, (2, 1)), (None, (1, 1))):
         kept = functools.partial(fn, axis=axis, keepdims=True)
         self.assertEqual(jax.eval_shape(kept, x, mask).shape, shape)

@@ -13,28 +13,32 @@ from rljax.objectives import (
   surrogates,
   weights,
 )
-from tests import contracts
+from tests import contracts, credit_contracts
+from tests.credit_contracts import ADVANTAGES, check_advantage, check_credit
+
+FAMILIES = (*credit_contracts.FAMILIES, *contracts.FAMILIES)
 
 
 class ContractsTest(parameterized.TestCase):
-  @parameterized.named_parameters(*contracts.cases())
+  @parameterized.named_parameters(*contracts.cases(FAMILIES))
   def test_contract(self, fn, claim, check):
     check(fn, claim)
 
-  @parameterized.parameters(*contracts.FAMILIES)
+  @parameterized.parameters(*FAMILIES)
   def test_every_function_has_claims(self, module, table, _):
     self.assertNotEmpty(table)
-    missing = contracts.unclaimed(module, table, contracts.GATES)
-    self.assertEmpty(missing, f'add the claims of {missing} to contracts.py')
+    missing = contracts.unclaimed(
+      module, table, contracts.GATES, credit_contracts.OTHERS
+    )
+    self.assertEmpty(missing, f'add the claims of {missing} to tests/')
     self.assertContainsSubset(table, contracts.public(module))
 
   def test_a_new_function_does_not_escape(self):
     module = types.ModuleType(advantages.__name__)
     vars(module).update(vars(advantages))
     exec('def fresh(reward, valid):\n  return reward', vars(module))
-    self.assertEqual(
-      contracts.unclaimed(module, contracts.ADVANTAGES), {'fresh'}
-    )
+    tables = ADVANTAGES, credit_contracts.OTHERS
+    self.assertEqual(contracts.unclaimed(module, *tables), {'fresh'})
 
 
 def _ignores_valid(reward, valid):
@@ -75,24 +79,29 @@ class ChecksCanFailTest(parameterized.TestCase):
   """Each check refuses a plausible mistake."""
 
   @parameterized.parameters(
-    (contracts.check_advantage, _ignores_valid, contracts.ADVANTAGES['center']),
-    (contracts.check_advantage, _one_pass, contracts.ADVANTAGES['zscore']),
+    (check_advantage, _ignores_valid, ADVANTAGES['center']),
+    (check_advantage, _one_pass, ADVANTAGES['zscore']),
     (
-      contracts.check_advantage,
+      check_advantage,
       advantages.center,
-      contracts.ADVANTAGES['leave_one_out'],
+      ADVANTAGES['leave_one_out'],
     ),
     (
       contracts.check_aggregation,
       _mean_of_means,
       contracts.AGGREGATIONS['sequence_mean_token_sum'],
     ),
-    (contracts.check_credit, _moves_rows, contracts.Credit(('tokens',))),
+    (check_credit, _moves_rows, credit_contracts.Credit(('tokens',))),
     (contracts.check_ratio, _unmasked, contracts.RATIOS['token']),
     (
       contracts.check_ratio,
-      ratios.token,
-      contracts.RATIOS['truncated_importance'],
+      ratios.sequence_token,
+      contracts.RATIOS['sequence'],
+    ),
+    (
+      contracts.check_correction,
+      lambda x, mask: jnp.exp(x) * mask,
+      contracts.CORRECTIONS['truncate'],
     ),
     (contracts.check_surrogate, _overflows, contracts.SURROGATES['clip']),
     (
