@@ -434,7 +434,9 @@ def _call(fn: Fn, arrays: list[np.ndarray]) -> np.ndarray:
 
 OTHERS = {
   'present': None,  # which members count; see advantages_test.py
-  'score_energy': None,  # see token_baselines_test.py
+  'apply': None,  # these three: see token_baselines_test.py
+  'by_turn': None,
+  'score_energy': None,
 }
 FAMILIES = (
   (advantages, ADVANTAGES, check_advantage),

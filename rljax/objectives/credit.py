@@ -7,6 +7,8 @@ token before it that the policy sampled. A reward on a row without a sampled
 token, or before the first, is nobody's.
 """
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 
@@ -44,8 +46,20 @@ def reward_to_go(reward: Array, mask: Array, *, discount: float = 1.0) -> Array:
   Returns:
     f32 [B, T].
   """
-  value = jnp.zeros(mask.shape, jnp.float32)
-  return gae(reward, value, mask, discount=discount, decay=1.0)
+  arguments.shares(discount=discount)
+
+  def back(carry, now):
+    following, pending = carry
+    paid_t, sampled_t = now
+    pending = pending + paid_t
+    total = pending + discount * following
+    carry = (
+      jnp.where(sampled_t, total, following),
+      jnp.where(sampled_t, 0.0, pending),
+    )
+    return carry, jnp.where(sampled_t, total, 0.0)
+
+  return _from_the_end(back, 2, _paid(reward, mask), mask.astype(bool))
 
 
 def gae(
@@ -73,8 +87,6 @@ def gae(
   """
   arguments.shares(discount=discount, decay=decay)
   sampled = mask.astype(bool)
-  paid = masked.fill(reward, sampled | jnp.isfinite(reward))
-  value = masked.fill(value, sampled)
 
   def back(carry, now):
     adv_next, value_next, pending = carry
@@ -89,10 +101,8 @@ def gae(
     )
     return carry, jnp.where(sampled_t, adv, 0.0)
 
-  zero = jnp.zeros(mask.shape[:1], jnp.float32)
-  steps = (paid.T, value.T, sampled.T)
-  _, adv = jax.lax.scan(back, (zero, zero, zero), steps, reverse=True)
-  return adv.T
+  paid, value = _paid(reward, mask), masked.fill(value, mask)
+  return _from_the_end(back, 3, paid, value, sampled)
 
 
 def lambda_return(
@@ -187,3 +197,22 @@ def reinforce_plus_plus_baseline(adv: Array, mask: Array) -> Array:
     Robustness to Both Prompt and Reward Models", 2025, arXiv:2501.03262.
   """
   return whiten(broadcast(adv, mask), mask)
+
+
+def _paid(reward: Array, mask: Array) -> Array:
+  """Returns rewards with 0 for what is not finite outside the mask."""
+  return masked.fill(reward, mask.astype(bool) | jnp.isfinite(reward))
+
+
+def _from_the_end(step: Callable, carried: int, *tokens: Array) -> Array:
+  """Returns `step` of each token, the last first, [B, T].
+
+  Args:
+    step: (carried f32 [B] each, tokens [B] each) -> (carried, f32 [B]).
+    carried: how many numbers each row carries; they start at 0.
+    *tokens: [B, T].
+  """
+  zero = jnp.zeros(tokens[0].shape[:1], jnp.float32)
+  columns = tuple(x.T for x in tokens)
+  _, out = jax.lax.scan(step, (zero,) * carried, columns, reverse=True)
+  return out.T

@@ -5,18 +5,22 @@ squared norm of the gradient up to t, for which probabilities stand in:
 bₜ = Σᵢ Wᵢₜ Gᵢₜ / Σᵢ Wᵢₜ, Wᵢₜ = Σ_{j<=t} (1 - 2 πᵢⱼ + Σᵥ πᵢⱼ(v)²).
 
 The functions of a group take `(returns [G, T], energy [G, T], mask [G, T],
-valid [G])`; `groups.apply` lifts them. They compare tokens at one place. Rows
-with tokens of the environment are aligned by `spans.pack` before, and brought
-back by `spans.unpack` after: that is the multi-turn form.
+valid [G])` and compare tokens at one place; `apply` lifts them to rows. Where
+the environment writes between them, `by_turn` compares the i-th sampled tokens
+instead: the multi-turn form is `apply(by_turn(optimal_token), ...)`.
 
 Reference: Li et al., "The Optimal Token Baseline: Variance Reduction for
   Long-Horizon LLM-RL", 2026, arXiv:2602.07078.
 """
 
+from collections.abc import Callable
+
+import jax
 import jax.numpy as jnp
 
 from rljax.core import masked
-from rljax.core.types import Array
+from rljax.core.types import Array, Groups
+from rljax.objectives import spans
 
 # Added to the sum of weights, which is 0 where every token was certain.
 EPS = 1e-8
@@ -114,6 +118,63 @@ def optimal_token_with_tail(
   tail = (place[None, :] >= longest[:, None]) & (length > longest)[:, None]
   baseline = optimal_baseline(returns, energy, mask, valid)
   return masked.fill(returns, here) - masked.fill(baseline, ~tail)
+
+
+def by_turn(fn: Callable[..., Array]) -> Callable[..., Array]:
+  """Returns `fn` of a group whose tokens are aligned without environment's.
+
+  Args:
+    fn: (returns, energy, mask [G, T], valid [G]) -> [G, T].
+
+  Returns:
+    The same signature; equal to `fn` where all rows are without gaps.
+  """
+
+  def packed(returns: Array, energy: Array, mask: Array, valid: Array) -> Array:
+    moved = (spans.pack(x, mask) for x in (returns, energy, mask))
+    return spans.unpack(fn(*moved, valid), mask)
+
+  return packed
+
+
+def apply(
+  fn: Callable[..., Array],
+  groups: Groups,
+  returns: Array,
+  energy: Array,
+  mask: Array,
+  *,
+  valid: Array | None = None,
+) -> Array:
+  """Returns `fn` of each group, at the tokens of its rows.
+
+  `groups.apply` for tokens, one group after the other: all at once would hold
+  several copies of the batch.
+
+  Args:
+    fn: (returns, energy, mask [G, T], valid [G]) -> [G, T].
+    groups: [P, G].
+    returns: f32 [B, T], rewards to go.
+    energy: f32 [B, T], from `score_energy`.
+    mask: f32 [B, T].
+    valid: bool [B], rows that enter the baselines; None means all.
+
+  Returns:
+    f32 [B, T]; 0 for rows that are not valid or in no group.
+  """
+  rows = mask.shape[0]
+  every = jnp.ones(rows, bool) if valid is None else jnp.asarray(valid, bool)
+  data = [jnp.asarray(x) for x in (returns, energy, mask)]
+
+  def one(out: Array, group: tuple[Array, Array]) -> tuple[Array, None]:
+    index, there = group
+    there = there & every[index]
+    value = fn(*(x[index] for x in data), there)
+    # Absent members point past the last row, where `drop` discards them.
+    return out.at[jnp.where(there, index, rows)].set(value, mode='drop'), None
+
+  empty = jnp.zeros(mask.shape, jnp.float32)
+  return jax.lax.scan(one, empty, (groups.index, groups.valid))[0]
 
 
 def _here(returns: Array, mask: Array, valid: Array) -> Array:

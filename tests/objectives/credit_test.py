@@ -66,6 +66,57 @@ class CreditTest(parameterized.TestCase):
       contracts.call(credit.broadcast, adv, mask),
     )
 
+  @parameterized.parameters(0.0, 0.6, 1.0)
+  def test_lambda_returns_follow_their_recursion(self, decay):
+    rng = np.random.default_rng(2)
+    reward, value = rng.normal(size=(2, 1, 4)).astype(np.float32)
+    mask = _f32([1, 1, 0, 1])
+    fn = functools.partial(credit.lambda_return, discount=0.9, decay=decay)
+    out = contracts.call(fn, reward * mask, value, mask)[0]
+    r, v = reward[0], value[0]
+    last = r[3]
+    middle = r[1] + 0.9 * ((1 - decay) * v[3] + decay * last)
+    first = r[0] + 0.9 * ((1 - decay) * v[1] + decay * middle)
+    contracts.close(out, [first, middle, 0.0, last], 5e-6)
+
+  def test_one_step_and_whole_returns_are_limits(self):
+    rng = np.random.default_rng(3)
+    reward, value = rng.normal(size=(2, 3, 5)).astype(np.float32)
+    mask = np.ones((3, 5), np.float32)
+    fn = functools.partial(credit.lambda_return, discount=0.9, decay=1.0)
+    whole = functools.partial(credit.reward_to_go, discount=0.9)
+    contracts.close(
+      contracts.call(fn, reward, value, mask),
+      contracts.call(whole, reward, mask),
+      5e-6,
+    )
+
+  def test_remax_subtracts_the_greedy_reward_once(self):
+    reward, mask = _f32([0, 0, 3], [1, 0, 0]), _f32([1, 1, 1], [1, 0, 0])
+    baseline = np.array([1, 2], np.float32)
+    out = contracts.call(credit.remax, reward, baseline, mask)
+    contracts.close(out, [[2, 2, 2], [-1, 0, 0]])
+
+  def test_reinforce_plus_plus_by_hand(self):
+    # Rewards to go 2, 2 and -1 over three tokens: mean 1, variance 3.
+    reward, mask = _f32([0, 2], [-1, 0]), _f32([1, 1], [1, 0])
+    out = contracts.call(credit.reinforce_plus_plus, reward, mask)
+    root = np.sqrt(3)
+    contracts.close(out, [[1 / root, 1 / root], [-2 / root, 0]])
+    adv = np.array([2, -1], np.float32)
+    same = contracts.call(credit.reinforce_plus_plus_baseline, adv, mask)
+    contracts.close(same, out)
+
+  def test_too_few_tokens_to_whiten_give_zero(self):
+    # verl raises for none and for one.
+    for mask in (_f32([0, 0]), _f32([1, 0])):
+      out = contracts.call(credit.whiten, _f32([3, 4]), mask)
+      self.assertEqual(out.tolist(), [[0.0, 0.0]])
+
+  def test_a_discount_above_one_is_refused(self):
+    with self.assertRaisesRegex(ValueError, 'discount=1.5'):
+      credit.reward_to_go(_f32([1]), _f32([1]), discount=1.5)
+
 
 if __name__ == '__main__':
   absltest.main()

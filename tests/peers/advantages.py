@@ -1,4 +1,4 @@
-"""Advantages, critics and rewards of verl 0.9.1 and TRL 1.16.0.
+"""Advantages, critics and rewards of verl 0.9.1, and TRL's from beside.
 
 verl gives a group of one its raw reward, sums rewards without the mask, and
 counts empty rows; `_verl_group` puts those choices together from ours. Outside
@@ -6,7 +6,7 @@ the mask its arrays hold leftovers that nothing reads; `_standardized` and
 `spans.carry` compute them too.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 import dataclasses
 import functools
 from typing import Any
@@ -27,10 +27,9 @@ from rljax.objectives import (
   values,
   weights,
 )
-from tests.peers import golden
+from tests.peers import golden, trl_rewards
 
 Outputs = dict[str, Any]
-_TRL_EPS = 1e-4  # added to TRL's standard deviations
 
 
 def _padded(adapter: golden.Adapter) -> golden.Adapter:
@@ -251,16 +250,13 @@ def _optimal_of(packed, tail, ids, reward, logp, rollout, collision, mask):
   energy = token_baselines.score_energy(logp, collision, mask)
   energy = energy * jnp.square(jnp.minimum(jnp.exp(gap), 2.0))
   returns = credit.reward_to_go(masked.fill(reward, mask), mask)
-  rows = (returns, energy, mask)
-  if packed:
-    rows = tuple(spans.pack(x, mask) for x in rows)
   size = ids.shape[0]
   # The multi-turn form leaves out rows without a token.
   valid = masked.count(mask, 1) > 0.0 if packed else jnp.ones(size, bool)
   fn = token_baselines.optimal_token_with_tail if tail else _no_tail
+  fn = token_baselines.by_turn(fn) if packed else fn
   layout = groups.from_ids(ids, size, size)
-  adv = groups.apply(fn, layout, *rows, valid=valid)
-  adv = spans.unpack(adv, mask) if packed else masked.fill(adv, mask)
+  adv = token_baselines.apply(fn, layout, returns, energy, mask, valid=valid)
   return {'advantages': adv, 'returns': spans.carry(returns, mask)}
 
 
@@ -389,102 +385,6 @@ def _penalized(name, reward, logp, other, mask, beta):
   return out, masked.mean(kl, mask, 1)
 
 
-def _nanstd(case: golden.Case, file: golden.File) -> Outputs:
-  del file
-  x = jnp.asarray(case.outputs['x'])  # the peer's input, kept as an output
-  there = jnp.isfinite(x)
-  return {'x': masked.fill(x, there), 'y': masked.std(x, there, ddof=1)}
-
-
-def trl_advantages(case: golden.Case, file: golden.File) -> Outputs:
-  """Returns the advantages of TRL's GRPO trainer from its rewards."""
-  del file
-  kwargs, reward = case.kwargs, case.outputs['rewards']
-  out = _trl_of(
-    kwargs['multi_objective_aggregation'],
-    kwargs['scale_rewards'],
-    tuple(kwargs['reward_weights']),
-    kwargs['num_generations'],
-    reward,
-  )
-  out['rewards'] = np.where(np.isfinite(reward), reward, 0.0)
-  return out
-
-
-@functools.partial(jax.jit, static_argnums=(0, 1, 2, 3))
-def _trl_of(aggregation, scaling, weight, size, reward):
-  each = shaping.weighted_sum(reward, weights=weight)
-  valid = jnp.isfinite(each)
-  layout = groups.uniform(reward.shape[0] // size, size)
-  settings: Mapping[str, Any] = {'ddof': 1, 'eps': _TRL_EPS}
-  if aggregation == 'normalize_then_sum':
-    fn = functools.partial(advantages.gdpo, weights=weight, **settings)
-    adv = groups.apply(fn, layout, reward, valid=valid)
-    adv = advantages.zscore(adv, valid, **settings)
-  elif scaling == 'group':
-    fn = functools.partial(advantages.zscore, **settings)
-    adv = groups.apply(fn, layout, each)
-  else:
-    adv = groups.apply(advantages.center, layout, each)
-    if scaling == 'batch':
-      adv = advantages.scale(adv, each, valid, **settings)
-  return {
-    'advantages': adv,
-    'reward': masked.mean(each, valid),
-    'reward_std': masked.std(each, valid, ddof=1),
-  }
-
-
-def _trl_rloo(case: golden.Case, file: golden.File) -> Outputs:
-  kwargs = case.kwargs
-  scored = case
-  if 'per_token_logps' not in case.outputs:
-    # Without a penalty the peer keeps the log-probs of rows alone.
-    scored = next(
-      other
-      for other in file.cases
-      if other.fn == case.fn and 'per_token_logps' in other.outputs
-    )
-  logp, ref, mask = (
-    scored.outputs[name]
-    for name in ('per_token_logps', 'ref_per_token_logps', 'completion_mask')
-  )
-  reward = np.array(kwargs['rewards'], np.float32)
-  if kwargs['reward_clip_range']:
-    reward = np.clip(reward, *kwargs['reward_clip_range'])
-  out = _trl_rloo_of(
-    kwargs['normalize_advantages'],
-    float(kwargs['beta']),
-    kwargs['num_generations'],
-    reward,
-    logp,
-    ref,
-    mask,
-  )
-  return {
-    **out,
-    'per_token_logps': logp,
-    'ref_per_token_logps': ref,
-    'completion_mask': mask,
-  }
-
-
-@functools.partial(jax.jit, static_argnums=(0, 1, 2))
-def _trl_rloo_of(normalize, beta, size, reward, logp, ref, mask):
-  kl = divergences.k1(logp, ref)
-  reward = shaping.penalize_row_kl(reward, kl, mask, coefficient=beta)
-  layout = groups.uniform(reward.shape[0] // size, size)
-  adv = groups.apply(advantages.leave_one_out, layout, reward)
-  if normalize:
-    # A row without peers leaves the statistics of the batch.
-    ones = jnp.where(jnp.isfinite(reward), 1.0, jnp.nan)
-    alone = groups.apply(advantages.singleton, layout, ones)
-    valid = jnp.isfinite(reward) & (alone == 0.0)
-    adv = advantages.zscore(adv, valid, ddof=1, eps=_TRL_EPS)
-  out = {'advantages': adv, 'old_logps': masked.sum(logp, mask, 1)}
-  return {**out, 'kl': masked.mean(kl, mask)} if beta else out
-
-
 _OF_ROWS = {
   'compute_grpo_outcome_advantage': _grpo,
   'compute_grpo_vectorized_outcome_advantage': _grpo,
@@ -509,25 +409,6 @@ _OF_ROWS = {
 }
 ADAPTERS = {
   **{name: _padded(adapter) for name, adapter in _OF_ROWS.items()},
-  'nanstd': _nanstd,
-  'GRPOTrainer._generate_and_score_completions': trl_advantages,
-  'RLOOTrainer._generate_and_score_completions': _trl_rloo,
+  **trl_rewards.ADAPTERS,
 }
-_MEAN = (
-  'TRL takes the mean of 0.3, 0.3, 0.3 and 0.30001 in float32, 7.5e-9 off;'
-  ' over a deviation of 5.0e-6 + 1e-4 that is 7.1e-5. float64 of the same'
-  ' rewards gives -0.0237727 and 0.0713182, as we do.'
-)
-_EQUAL = (
-  'TRL takes the baseline as (sum - r) / 3 in float32, so that the mean of all'
-  ' advantages is 5e-9 off; over a deviation of 3.4e-6 + 1e-4 that is 4.8e-5,'
-  ' also for groups of equal rewards. float64 of the same rewards gives 0,'
-  ' -0.0321614 and 0.0964841, as we do.'
-)
-_GROUP = 'trl/adv/float_equal/group/sum_then_normalize/w1.0'
-_RLOO = 'trl/rloo_adv/float_equal/norm1/beta0.0'
-DECLARED = {
-  _GROUP: _MEAN,
-  f'{_RLOO}/clip0': _EQUAL,
-  f'{_RLOO}/clip1': _EQUAL,
-}
+DECLARED = trl_rewards.DECLARED
