@@ -19,7 +19,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from rljax.objectives import (
-  corrections,
   divergences,
   ratios,
   surrogates,
@@ -138,8 +137,7 @@ AGGREGATIONS = {
     lambda length: length.sum() / (5 * 16), settings=({'max_tokens': 16},)
   ),
 }
-# Of none of these shapes; see the tests of their modules.
-GATES = {'keep_rows': None, 'off_policy_rows': None, 'fill_unscored': None}
+GATES = {'keep_rows': None}  # not an aggregation; see weights_test.py
 
 
 def check_aggregation(fn: Fn, claim: Aggregation) -> None:
@@ -221,61 +219,6 @@ def check_ratio(fn: Fn, claim: LogRatio) -> None:
   if claim.exact:
     grad = gradient(fn, logp, old, *rest)
     close(grad, slope(fn, logp, old, *rest), 2e-3)
-
-
-# Corrections: (log_ratio or statistic or weight, mask) -> [B, T], data.
-
-
-@dataclasses.dataclass(frozen=True)
-class Correction:
-  """A weight, a smaller mask or a statistic of rows: no gradient."""
-
-  on_policy: float | None = None  # at log-ratio 0, where there is a token
-  within: tuple[float, float] = (0.0, np.inf)
-  binary: bool = False
-  settings: tuple[dict[str, Any], ...] = ({},)
-
-
-CORRECTIONS = {
-  'truncate': Correction(1.0, (0.0, 2.0)),
-  'discard': Correction(1.0, (0.0, 3.0)),
-  'icepop': Correction(1.0, (0.0, 5.0)),
-  'normalize_tokens': Correction(),
-  'normalize_rows': Correction(),
-  'keep_ratio': Correction(1.0, binary=True),
-  'keep_below': Correction(1.0, binary=True, settings=({'limit': 0.5},)),
-  'drop_outlier_rows': Correction(1.0, binary=True),
-  'sequence_sum': Correction(0.0, (-np.inf, np.inf)),
-  'sequence_mean': Correction(0.0, (-np.inf, np.inf)),
-  'sequence_max': Correction(0.0, (-np.inf, np.inf)),
-}
-
-
-def check_correction(fn: Fn, claim: Correction) -> None:
-  """Checks one correction against its claims."""
-  rng, mask = np.random.default_rng(7), ragged_mask()
-  x = rng.normal(size=mask.shape).astype(F32)
-  x = np.abs(x) if claim.on_policy is None else x
-  base = call(fn, x, mask)
-  low, high = claim.within
-  assert (base >= low).all() and (base <= high).all()
-  assert not base[mask == 0].any()
-  assert not claim.binary or np.isin(base, (0.0, 1.0)).all()
-  if claim.on_policy is not None:
-    expected = claim.on_policy * mask
-    np.testing.assert_array_equal(call(fn, x * 0, mask), expected)
-  for absent in (np.nan, np.inf, -np.inf, 0.0):
-    bad = np.where(mask > 0, x, F32(absent))
-    np.testing.assert_array_equal(call(fn, bad, mask), base)
-    np.testing.assert_array_equal(gradient(fn, bad, mask), 0.0)
-  wide = [np.pad(a, ((0, 0), (0, 3))) for a in (x, mask)]
-  close(call(fn, *wide), np.pad(base, ((0, 0), (0, 3))))
-  np.testing.assert_array_equal(call(fn, x, mask * 0), 0.0)
-  order = rng.permutation(len(mask))
-  close(call(fn, x[order], mask[order]), base[order])
-  for far in (100.0, -100.0):
-    size = np.abs(far) if claim.on_policy is None else far
-    assert np.isfinite(call(fn, x * 0 + F32(size), mask)).all()
 
 
 # Surrogates: (log_ratio [...], adv [...]) -> [...].
@@ -391,7 +334,6 @@ def _softmax(x: np.ndarray) -> np.ndarray:
 FAMILIES = (
   (weights, AGGREGATIONS, check_aggregation),
   (ratios, RATIOS, check_ratio),
-  (corrections, CORRECTIONS, check_correction),
   (surrogates, SURROGATES, check_surrogate),
   (divergences, DIVERGENCES, check_divergence),
 )

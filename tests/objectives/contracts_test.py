@@ -13,10 +13,14 @@ from rljax.objectives import (
   surrogates,
   weights,
 )
-from tests import contracts, credit_contracts
+from tests import contracts, correction_contracts, credit_contracts
 from tests.credit_contracts import ADVANTAGES, check_advantage, check_credit
 
-FAMILIES = (*credit_contracts.FAMILIES, *contracts.FAMILIES)
+FAMILIES = (
+  *credit_contracts.FAMILIES,
+  *contracts.FAMILIES,
+  *correction_contracts.FAMILIES,
+)
 
 
 class ContractsTest(parameterized.TestCase):
@@ -28,7 +32,11 @@ class ContractsTest(parameterized.TestCase):
   def test_every_function_has_claims(self, module, table, _):
     self.assertNotEmpty(table)
     missing = contracts.unclaimed(
-      module, table, contracts.GATES, credit_contracts.OTHERS
+      module,
+      table,
+      contracts.GATES,
+      credit_contracts.OTHERS,
+      correction_contracts.OTHERS,
     )
     self.assertEmpty(missing, f'add the claims of {missing} to tests/')
     self.assertContainsSubset(table, contracts.public(module))
@@ -99,9 +107,9 @@ class ChecksCanFailTest(parameterized.TestCase):
       contracts.RATIOS['sequence'],
     ),
     (
-      contracts.check_correction,
+      correction_contracts.check_correction,
       lambda x, mask: jnp.exp(x) * mask,
-      contracts.CORRECTIONS['truncate'],
+      correction_contracts.CORRECTIONS['truncate'],
     ),
     (contracts.check_surrogate, _overflows, contracts.SURROGATES['clip']),
     (
