@@ -237,7 +237,11 @@ SURROGATES = {
   'reinforce': Surrogate(),
   'clip': Surrogate(({}, {'low': 0.2, 'high': 0.28}), bounded=True),
   'dual_clip': Surrogate(bounded=True),
+  'two_sided_clip': Surrogate(bounded=True),
   'cispo': Surrogate(exact=False),
+  'importance': Surrogate(),
+  'sapo': Surrogate(),
+  'dro': Surrogate(({'beta': 0.1},)),
 }
 
 

@@ -102,7 +102,7 @@ def _grpo(kind: str, level: str, vllm: str | None, numbers, arrays):
       out['is_ratio'] = jnp.where(mask > 0, weight, 1.0)
       objective *= weight
     kl = divergences.k3(
-      masked.fill(logp, mask), masked.fill(arrays['ref_lp'], mask)
+      masked.fill(logp, mask), masked.fill(arrays['ref_lp'], mask), limit=_FAR
     )
     kl *= jnp.where(numbers['corrected'], jnp.exp(log_ratio), 1.0)
     out['kl'] = masked.mean(kl, mask)
@@ -299,4 +299,22 @@ ADAPTERS = {
   'get_off_policy_mask': off_policy,
   'get_high_entropy_mask': entropy_mask,
 }
-DECLARED = {}
+_NOISE = (
+  'The gradient of ρ · (e^x - 1 - x), x = ref_logp - logp, is -ρ · x. TRL adds'
+  ' ρ · (e^x - 1 - x) and ρ · (1 - e^x), which here reach 1e24 and cancel: what'
+  ' it returns is rounding, such as 3.6e16 where float64 gives 730. Loss and'
+  ' all other cases with this penalty agree.'
+)
+DECLARED = {
+  f'trl/grpo/{kind}/token/kl_bias/big': _NOISE
+  for kind in (
+    'grpo',
+    'bnpo',
+    'dr_grpo',
+    'dapo',
+    'cispo',
+    'sapo',
+    'luspo',
+    'vespo',
+  )
+}

@@ -1,0 +1,4 @@
+"""Cases of the peers."""
+
+ADAPTERS = {}
+DECLARED = {}
