@@ -229,7 +229,7 @@ def verl_maj_at_n(
     (mean, standard deviation) over draws.
   """
   won = [
-    majority([answers[i] for i in drawn], [values[i] for i in drawn])
+    majority([answers[i] for i in drawn], np.asarray(values)[drawn])
     for drawn in _verl_draws(len(answers), n, draws, seed)
   ]
   return float(np.mean(won)), float(np.std(won))

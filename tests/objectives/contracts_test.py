@@ -3,23 +3,31 @@
 import types
 
 from absl.testing import absltest, parameterized
+import jax
 import jax.numpy as jnp
 
 from rljax.core import masked
 from rljax.objectives import (
   advantages,
+  distillation,
   divergences,
   ratios,
   surrogates,
   weights,
 )
-from tests import contracts, correction_contracts, credit_contracts
+from tests import (
+  contracts,
+  correction_contracts,
+  credit_contracts,
+  preference_contracts,
+)
 from tests.credit_contracts import ADVANTAGES, check_advantage, check_credit
 
 FAMILIES = (
   *credit_contracts.FAMILIES,
   *contracts.FAMILIES,
   *correction_contracts.FAMILIES,
+  *preference_contracts.FAMILIES,
 )
 
 
@@ -37,6 +45,7 @@ class ContractsTest(parameterized.TestCase):
       contracts.GATES,
       credit_contracts.OTHERS,
       correction_contracts.OTHERS,
+      preference_contracts.OTHERS,
     )
     self.assertEmpty(missing, f'add the claims of {missing} to tests/')
     self.assertContainsSubset(table, contracts.public(module))
@@ -118,6 +127,16 @@ class ChecksCanFailTest(parameterized.TestCase):
       contracts.SURROGATES['clip'],
     ),
     (contracts.check_divergence, _cancels, contracts.DIVERGENCES['k3']),
+    (
+      preference_contracts.check_pair,
+      lambda chosen, rejected: -jnp.log(jax.nn.sigmoid(chosen - rejected)),
+      preference_contracts.REWARDS['bradley_terry'],
+    ),
+    (
+      preference_contracts.check_over_vocabulary,
+      distillation.reverse_kl,
+      preference_contracts.OVER_VOCABULARY['forward_kl'],
+    ),
     (
       contracts.check_divergence,
       divergences.k3,
