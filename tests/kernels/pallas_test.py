@@ -193,6 +193,7 @@ def _columns_of_the_next_shard():
   return mock.patch.object(tpu_tile, 'logits', tile)
 
 
+@pytest.mark.slow
 class MutantTest(parameterized.TestCase):
   """Each planted bug is caught by the tests above."""
 
