@@ -22,6 +22,7 @@ from rljax.objectives import (
   divergences,
   ratios,
   surrogates,
+  trust_regions,
   weights,
 )
 
@@ -130,6 +131,19 @@ AGGREGATIONS = {
   'token_mean': Aggregation(lambda length: 1.0),
   'sequence_mean_token_mean': Aggregation(lambda length: 1.0, equal_rows=True),
   'sequence_mean_token_sum': Aggregation(np.mean),
+  'sequence_mean_token_sum_norm': Aggregation(
+    lambda length: length.mean() / 7.0, settings=({'scale': 7.0},)
+  ),
+  'sequence_token_mean': Aggregation(
+    lambda length: len(length) / 9.0,
+    equal_rows=True,
+    settings=({'sequences': 9.0},),
+  ),
+  'all_rows_mean_token_mean': Aggregation(
+    lambda length: len(length) / 5.0, equal_rows=True
+  ),
+  'all_rows_mean_token_sum': Aggregation(lambda length: length.sum() / 5.0),
+  'token_sum': Aggregation(lambda length: length.sum()),
   'constant': Aggregation(
     lambda length: length.sum() / 7.0, settings=({'denominator': 7.0},)
   ),
@@ -137,7 +151,8 @@ AGGREGATIONS = {
     lambda length: length.sum() / (5 * 16), settings=({'max_tokens': 16},)
   ),
 }
-GATES = {'keep_rows': None}  # not an aggregation; see weights_test.py
+# Of none of these shapes; see the tests of their modules.
+GATES = {'keep_rows': None, 'clipped': None, 'ratio_corrected': None}
 
 
 def check_aggregation(fn: Fn, claim: Aggregation) -> None:
@@ -235,13 +250,15 @@ class Surrogate:
 
 SURROGATES = {
   'reinforce': Surrogate(),
-  'clip': Surrogate(({}, {'low': 0.2, 'high': 0.28}), bounded=True),
-  'dual_clip': Surrogate(bounded=True),
-  'two_sided_clip': Surrogate(bounded=True),
-  'cispo': Surrogate(exact=False),
-  'importance': Surrogate(),
-  'sapo': Surrogate(),
-  'dro': Surrogate(({'beta': 0.1},)),
+  'importance': Surrogate(({}, {'limit': 80.0})),
+  'clip': Surrogate(
+    ({}, {'low': 0.2, 'high': 0.28}, {'limit': 80.0}), bounded=True
+  ),
+  'dual_clip': Surrogate(({}, {'cap': 10.0, 'limit': 80.0}), bounded=True),
+  'two_sided_clip': Surrogate(({}, {'delta': 8.0}), bounded=True),
+  'cispo': Surrogate(({}, {'floor': 0.8, 'cap': 1.2}), exact=False),
+  'sapo': Surrogate(({}, {'tau_neg': 2.0}, {'limit': 80.0})),
+  'dro': Surrogate(({'beta': 0.3}, {'beta': 0.0})),
 }
 
 
@@ -266,6 +283,51 @@ def check_surrogate(fn: Fn, claim: Surrogate) -> None:
     close(gradient(fn, near, adv), slope(fn, near, adv), 2e-4)
 
 
+# Trust regions: ([log-probs and advantages, then] mask, [B, T]) -> factor.
+
+
+@dataclasses.dataclass(frozen=True)
+class TrustRegion:
+  """A factor on the objective: data, within [0, top]."""
+
+  inputs: int  # how many arrays come before the mask
+  top: float = 1.0
+  binary: bool = True
+  settings: tuple[dict[str, Any], ...] = ({},)
+
+
+_SCORES = np.random.default_rng(8).uniform(size=(5, 8)).astype(F32)
+TRUST_REGIONS = {
+  'dppo_tv': TrustRegion(3, settings=({}, {'low': 0.01, 'high': 0.01})),
+  'dppo_kl': TrustRegion(3, settings=({}, {'low': 0.01, 'high': 0.01})),
+  'vespo': TrustRegion(3, top=1.25, binary=False),
+  'clip_cov': TrustRegion(
+    3, settings=({'scores': _SCORES, 'share': 0.2, 'floor': 0.1},)
+  ),
+  'kl_cov': TrustRegion(2, settings=({}, {'share': 0.25})),
+}
+
+
+def check_trust_region(fn: Fn, claim: TrustRegion) -> None:
+  """Checks one factor against its claims."""
+  rng, mask = np.random.default_rng(9), ragged_mask()
+  logp, old = -rng.exponential(size=(2, *mask.shape)).astype(F32)
+  adv = rng.normal(size=mask.shape).astype(F32)
+  data = (logp, old, adv) if claim.inputs == 3 else (logp, adv)
+  base = call(fn, *data, mask)
+  assert (base >= 0).all() and (base <= claim.top).all()
+  assert not base[mask == 0].any() and base.any()
+  assert (base != mask).any(), 'does nothing'
+  assert not claim.binary or np.isin(base, (0.0, 1.0)).all()
+  for absent in (np.nan, np.inf, -np.inf, 0.0):
+    bad = [np.where(mask > 0, x, F32(absent)) for x in data]
+    np.testing.assert_array_equal(call(fn, *bad, mask), base)
+    np.testing.assert_array_equal(gradient(fn, *bad, mask), 0.0)
+  for far in (100.0, -100.0):
+    assert np.isfinite(call(fn, logp + F32(far), *data[1:], mask)).all()
+  np.testing.assert_array_equal(call(fn, *data, mask * 0), 0.0)
+
+
 # Divergences: (logp [...], other_logp [...]) -> [...].
 
 
@@ -273,16 +335,25 @@ def check_surrogate(fn: Fn, claim: Surrogate) -> None:
 class Divergence:
   """What a sampled divergence claims."""
 
-  penalty: str  # whose gradient it has on-policy: 'zero', 'reverse', 'forward'
+  penalty: str  # whose gradient it has on-policy; see check_enumerated
   nonnegative: bool = True
   unbiased: bool = True
+  exact: bool = True  # whether autodiff is the derivative of the value
+  corrected: bool = False  # whether a ratio gives it that of 'reverse'
   settings: tuple[dict[str, Any], ...] = ({},)
 
 
+_CLAMPS = ({}, {'cap': 10.0}, {'limit': 80.0})
 DIVERGENCES = {
-  'k1': Divergence('zero', nonnegative=False),
+  'k1': Divergence('zero', nonnegative=False, corrected=True),
   'k2': Divergence('reverse', unbiased=False),
-  'k3': Divergence('forward'),
+  'k3': Divergence('forward', corrected=True, settings=_CLAMPS),
+  'absolute': Divergence('variation', unbiased=False),
+  'k1_straight_through': Divergence('reverse', nonnegative=False, exact=False),
+  'k3_straight_through': Divergence('reverse', exact=False, settings=_CLAMPS),
+  'absolute_straight_through': Divergence(
+    'reverse', unbiased=False, exact=False
+  ),
 }
 
 
@@ -298,7 +369,8 @@ def check_divergence(fn: Fn, claim: Divergence) -> None:
       assert np.isfinite(value).all() and np.isfinite(slopes).all()
       assert not claim.nonnegative or (value >= 0).all(), (gap, sign)
   other = logp + rng.normal(size=8).astype(F32)
-  close(gradient(fn, logp, other), slope(fn, logp, other), 1e-2)
+  if claim.exact:
+    close(gradient(fn, logp, other), slope(fn, logp, other), 1e-2)
   check_enumerated(fn, claim)
 
 
@@ -310,12 +382,28 @@ def check_enumerated(fn: Fn, claim: Divergence) -> None:
   if claim.unbiased:
     mean = np.sum(p * call(fn, np.log(p).astype(F32), np.log(q).astype(F32)))
     close(mean, kl)
+  sign = np.sign(np.log(p / q))
   expected = {
     'zero': np.zeros(4),
     'reverse': p * (np.log(p / q) - kl),
     'forward': p - q,
-  }[claim.penalty]
-  close(expected_gradient(fn, theta, np.log(q)), expected)
+    'variation': p * (sign - np.sum(p * sign)),
+  }
+  found = expected_gradient(fn, theta, np.log(q))
+  close(found, expected[claim.penalty])
+  corrected = expected_gradient(_times_ratio(fn), theta, np.log(q))
+  right = np.allclose(corrected, expected['reverse'], atol=1e-5)
+  assert right == claim.corrected
+
+
+def _times_ratio(fn: Fn) -> Fn:
+  """Returns `fn` times a ratio of value 1 that has a gradient."""
+
+  def corrected(logp, other_logp):
+    log_ratio = logp - jax.lax.stop_gradient(logp)
+    return divergences.ratio_corrected(fn(logp, other_logp), log_ratio)
+
+  return corrected
 
 
 def expected_gradient(
@@ -339,6 +427,7 @@ FAMILIES = (
   (weights, AGGREGATIONS, check_aggregation),
   (ratios, RATIOS, check_ratio),
   (surrogates, SURROGATES, check_surrogate),
+  (trust_regions, TRUST_REGIONS, check_trust_region),
   (divergences, DIVERGENCES, check_divergence),
 )
 

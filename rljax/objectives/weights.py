@@ -3,7 +3,23 @@
 Every loss is -Σ objective · weight. The weights are computed once, from the
 mask of the **whole batch** over all devices, and travel with the rows; so the
 sums of any micro-batches add up to the sum of the whole batch. Calling these
-functions on part of a batch gives another objective: a mean of means.
+functions on part of a batch gives another objective: a mean of means. Where a
+part is all there is, take one whose denominator is an argument (`constant`,
+`sequence_token_mean`): a global count, divided by the data-parallel size if
+gradients are averaged over devices, times the accumulation steps if they are
+averaged over those.
+
+| peer's name | ours |
+|---|---|
+| verl `token-mean`, TRL `bnpo` | `token_mean` |
+| TRL `dapo`, `cispo`, `vespo` | `constant` over the tokens of all parts |
+| verl `token-sum` | `token_sum` |
+| verl `seq-mean-token-mean` | `sequence_mean_token_mean` |
+| verl `seq-mean-token-sum` | `sequence_mean_token_sum` |
+| verl `seq-mean-token-sum-norm` | `sequence_mean_token_sum_norm` |
+| TRL `grpo`, `sapo` | `all_rows_mean_token_mean` |
+| TRL `luspo` | `all_rows_mean_token_sum` |
+| TRL `dr_grpo` | `dr_grpo` |
 
 What counts in a denominator: every token or row with mask 1, also those of
 groups whose rewards are all equal. To take rows out of the numerator alone,
@@ -16,6 +32,7 @@ import jax.numpy as jnp
 
 from rljax.core import masked
 from rljax.core.types import Array
+from rljax.objectives import arguments
 
 
 def token_mean(mask: Array) -> Array:
@@ -65,6 +82,91 @@ def sequence_mean_token_sum(mask: Array) -> Array:
   return _over(mask, _rows(mask))
 
 
+def sequence_mean_token_sum_norm(mask: Array, *, scale: float | Array) -> Array:
+  """Returns `sequence_mean_token_sum` over a constant (verl's Dr. GRPO).
+
+  Unlike `dr_grpo`, rows without tokens are not counted.
+
+  Args:
+    mask: f32 [B, T] of the whole batch.
+    scale: positive; verl takes the padded length unless told otherwise, which
+      then changes the loss from batch to batch.
+
+  Returns:
+    f32 [B, T] that sums to the mean length of non-empty rows over `scale`.
+
+  Raises:
+    ValueError: if scale is not positive.
+  """
+  arguments.positive(scale=scale)
+  return sequence_mean_token_sum(mask) / scale
+
+
+def sequence_token_mean(mask: Array, *, sequences: float | Array) -> Array:
+  """Returns 1 / (length · `sequences`) at each token of a row.
+
+  `sequence_mean_token_mean` of a part of a batch.
+
+  Args:
+    mask: f32 [B, T], any part.
+    sequences: rows that count, over all parts; positive.
+
+  Returns:
+    f32 [B, T]; each non-empty row sums to 1 / sequences.
+
+  Raises:
+    ValueError: if sequences is not positive.
+  """
+  arguments.positive(sequences=sequences)
+  scale = jnp.asarray(sequences, jnp.float32)
+  return _over(mask, masked.count(mask, 1, keepdims=True) * scale)
+
+
+def all_rows_mean_token_mean(mask: Array) -> Array:
+  """Returns the mean over *all* rows of the mean over their tokens.
+
+  TRL's `grpo` and `sapo`: rows without tokens are counted, so the loss is
+  `sequence_mean_token_mean` times the share of non-empty rows.
+
+  Args:
+    mask: f32 [B, T] of the whole batch.
+
+  Returns:
+    f32 [B, T] that sums to the share of non-empty rows.
+  """
+  return sequence_token_mean(mask, sequences=float(max(mask.shape[0], 1)))
+
+
+def all_rows_mean_token_sum(mask: Array) -> Array:
+  """Returns the mean over *all* rows of the sum over their tokens (LUSPO).
+
+  With `surrogates.clip` of `ratios.sequence` it is LUSPO: GSPO with each row
+  weighted by its length.
+
+  Args:
+    mask: f32 [B, T] of the whole batch.
+
+  Returns:
+    f32 [B, T] that sums to the mean length of the rows.
+
+  Reference: "Length-Unbiased Sequence Policy Optimization", 2026,
+    arXiv:2602.05261.
+  """
+  return constant(mask, denominator=float(max(mask.shape[0], 1)))
+
+
+def token_sum(mask: Array) -> Array:
+  """Returns 1 at each token: the loss is a sum (verl `token-sum`, tinker).
+
+  Args:
+    mask: f32 [B, T], any part.
+
+  Returns:
+    f32 [B, T], the mask itself.
+  """
+  return constant(mask, denominator=1.0)
+
+
 def constant(mask: Array, *, denominator: float | Array) -> Array:
   """Returns 1 / `denominator` at each token.
 
@@ -74,7 +176,11 @@ def constant(mask: Array, *, denominator: float | Array) -> Array:
 
   Returns:
     f32 [B, T] that sums to the number of tokens over `denominator`.
+
+  Raises:
+    ValueError: if denominator is not positive.
   """
+  arguments.positive(denominator=denominator)
   scale = jnp.asarray(denominator, jnp.float32)
   return _over(mask, scale[None, None])
 
@@ -93,10 +199,14 @@ def dr_grpo(mask: Array, *, max_tokens: int) -> Array:
   Returns:
     f32 [B, T].
 
+  Raises:
+    ValueError: if max_tokens is not positive.
+
   Reference: Liu et al., "Understanding R1-Zero-Like Training: A Critical
     Perspective", 2025, arXiv:2503.20783.
   """
-  return constant(mask, denominator=float(mask.shape[0] * max_tokens))
+  arguments.positive(max_tokens=max_tokens)
+  return constant(mask, denominator=float(max(mask.shape[0], 1) * max_tokens))
 
 
 def keep_rows(weight: Array, keep: Array) -> Array:
@@ -121,5 +231,7 @@ def _rows(mask: Array) -> Array:
 
 def _over(mask: Array, denominator: Array) -> Array:
   """Returns 1 / denominator where the mask is not zero, else 0."""
+  if mask.ndim != 2:
+    raise ValueError(f'mask{list(mask.shape)} must be [B, T], rows of tokens.')
   present = masked.fill(jnp.ones(mask.shape, jnp.float32), mask)
   return present / jnp.where(denominator > 0.0, denominator, 1.0)
