@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rljax.core import masked
+from rljax.core import masked, types
 from rljax.models import decoder, families
 from rljax.objectives import (
   corrections,
@@ -25,7 +25,8 @@ from rljax.objectives import (
   trust_regions,
   weights,
 )
-from tests.peers import advantages, correction, golden, models
+import rljax_kernels
+from tests.peers import advantages, correction, golden
 
 _FAR = 80.0
 _LEVELS = {
@@ -62,8 +63,7 @@ def _surrogate(kind: str, log_ratio, logp, old, adv, mask, numbers):
 def _weight(kind: str, mask, rows, numbers):
   """Returns the weight of each token; TRL counts rows without tokens."""
   if kind in ('grpo', 'sapo'):
-    present = masked.count(masked.count(mask, 1))
-    return weights.sequence_mean_token_mean(mask) * present / rows
+    return weights.sequence_token_mean(mask, sequences=rows)
   if kind == 'bnpo':
     return weights.token_mean(mask)
   if kind == 'dr_grpo':
@@ -108,8 +108,8 @@ def _grpo(kind: str, level: str, vllm: str | None, numbers, arrays):
     out['kl'] = masked.mean(kl, mask)
     objective -= numbers['beta'] * kl
     weight = _weight(kind, mask, rows, numbers) / numbers['accumulation']
-    bonus = masked.sum(entropy, mask) / jnp.maximum(masked.count(mask), 1.0)
-    bonus = numbers['entropy_coef'] * bonus / numbers['steps']
+    bonus = masked.mean(entropy, chosen) / numbers['steps']
+    bonus *= numbers['entropy_coef']
     return -jnp.sum(objective * weight) - bonus, out
 
   differentiate = jax.value_and_grad(loss, argnums=(0, 1), has_aux=True)
@@ -183,8 +183,9 @@ def _rloo(there, logp, old, mask, adv, epsilon):
       high=epsilon,
       limit=_FAR,
     )
-    rows = masked.count(masked.count(mask, 1)) / masked.count(there)
-    return -jnp.sum(objective * weights.sequence_mean_token_mean(mask)) * rows
+    rows = masked.count(there)
+    weight = weights.sequence_token_mean(mask, sequences=rows)
+    return -jnp.sum(objective * weight)
 
   value, slope = jax.value_and_grad(loss)(logp)
   # The ratio of a row without tokens is 1 there: its advantage, no gradient.
@@ -252,32 +253,39 @@ def _sampled(mode: str, old, behavior, mask, cap):
   }
 
 
+@functools.partial(jax.jit, static_argnums=0)
+def _read(model: decoder.Model, params, prompt, response):
+  """Returns the log-probs [B, T] of the responses."""
+  rows, size = prompt.shape
+  prompts = types.Prompts(
+    tokens=prompt,
+    length=jnp.full(rows, size),
+    uid=jnp.arange(rows),
+  )
+  hidden = model.hidden(params, prompts, response)
+  stats = rljax_kernels.vocab_stats(
+    hidden.reshape(-1, hidden.shape[-1]),
+    model.head(params, jnp.ones(rows)).weight,
+    response.reshape(-1),
+    want=('logp',),
+  )
+  return stats['logp'].reshape(response.shape)
+
+
 def sampled(case: golden.Case, file: golden.File) -> golden.Outputs:
   """Returns scores and importance weights of tokens that are given."""
   data, kwargs = file.fixture('trl_tiny'), case.kwargs
   if kwargs['clip_min'] is not None:
     raise ValueError(f'clip_min={kwargs["clip_min"]}')
-  response = data['completion_ids']
+  response, mode = data['completion_ids'], kwargs['mode']
   mask = np.arange(response.shape[1]) < data['comp_len'][:, None]
+  mask = mask.astype(np.float32)
   config = families.config_from_hf(file.index['tables']['tiny_qwen2_config'])
   params = families.params_from_hf(config, file.fixture('tiny_qwen2'))
-  prompt = data['prompt_ids']
-  tokens = {
-    'input_ids': np.concatenate([prompt, response], 1),
-    'attention_mask': np.concatenate([np.ones_like(prompt), mask], 1),
-    'completion_mask': mask,
-  }
-  stats = models._read(decoder.Model(config), params, tokens, 1.0)
-  out = dict(
-    _sampled(
-      kwargs['mode'],
-      stats['logp'],
-      data['sampling_logps'],
-      mask.astype(np.float32),
-      kwargs['clip_max'],
-    )
-  )
-  if kwargs['mode'].startswith('sequence'):
+  old = _read(decoder.Model(config), params, data['prompt_ids'], response)
+  behavior = data['sampling_logps']
+  out = dict(_sampled(mode, old, behavior, mask, kwargs['clip_max']))
+  if mode.startswith('sequence'):
     out['is_ratio'] = _column(np.asarray(out['is_ratio']), mask)
   return out | {'completion_mask': mask}
 
