@@ -152,3 +152,19 @@ class ShardedTest(parameterized.TestCase):
     text = run.lower(*split(layout, c)).compile().as_text()
     self.assertNotIn('all-gather', text)
     self.assertIn('all-reduce', text)
+
+
+class BadLayoutTest(parameterized.TestCase):
+  def test_axes_are_those_of_the_mesh_and_each_for_one_thing(self):
+    mesh = meshes.layout(*meshes.MORE_VOCAB).mesh
+    for rows, vocab in ((('dat',), None), (('data',), 'data'), ((), 'model')):
+      with self.assertRaisesRegex(ValueError, "of the mesh, .'data', 'tens"):
+        rljax_kernels.Layout(mesh, rows, vocab)
+
+  def test_a_layout_and_an_axis_contradict(self):
+    c = oracle.case(N, D, V)
+    with self.assertRaisesRegex(ValueError, "vocab_axis='tensor'.*one of"):
+      rljax_kernels.vocab_stats(
+        *c.arrays, layout=meshes.layout(*meshes.MORE_VOCAB),
+        vocab_axis='tensor',
+      )  # fmt: skip

@@ -26,6 +26,18 @@ class TokenLossTest(parameterized.TestCase):
     sums = compute(*c.arrays, weight, data, block=block, **c.options)
     token_losses.compare(c, weight, data, sums)
 
+  @parameterized.parameters(
+    (dict(weight=np.ones(5, np.float32)), r'weight \(5,\) must be \(6,\)'),
+    (dict(weight=np.ones((6, 1), np.float32)), r'weight \(6, 1\)'),
+    (dict(data={'old': np.ones(7)}), r'old \(7,\) must be \(6,\)'),
+  )
+  def test_what_has_not_a_number_for_each_token(self, change, message):
+    c = oracle.case(6, 8, 50)
+    weight, data = token_losses.inputs(6, dead=0.0)
+    given = dict(weight=weight, data=data) | change
+    with self.assertRaisesRegex(ValueError, message):
+      rljax_kernels.token_loss(token_losses.objective, *c.arrays, **given)
+
   def test_all_tokens_dead(self):
     c = oracle.case(12, 8, 50)
     weight, data = token_losses.inputs(12, dead=1.1)

@@ -205,11 +205,16 @@ def token_loss(
   Returns:
     `Sums`: loss, aux, d_hidden [N, D], d_unembed as unembed, and the
     statistics f32 [N] of live tokens.
+
+  Raises:
+    ValueError: for shapes, dtypes, names or numbers that do not fit.
+    NotImplementedError: an implementation that was asked for cannot serve.
   """
   spec = arguments.spec_of(want, softcap, valid, reference, beta)
   plan = arguments.plan_of(
     hidden, unembed, targets, reference, spec=spec, block=block
   )
+  arguments.check_rows(len(hidden), weight=weight, **data)
   paired = reference if spec.reference else None
   x = arguments.inputs(hidden, unembed, targets, temperature, paired)
   picked = choice.choose(plan, x, layout, implementation)

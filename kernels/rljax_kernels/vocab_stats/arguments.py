@@ -101,6 +101,15 @@ def spec_of(want, softcap, valid, reference, beta) -> algebra.Spec:
   )
 
 
+def check_rows(rows: int, **arrays) -> None:
+  """Raises ValueError for an array that has not one number for each row."""
+  for name, array in arrays.items():
+    if jnp.shape(array) != (rows,):
+      raise ValueError(
+        f'{name} {jnp.shape(array)} must be ({rows},), a number for each token.'
+      )
+
+
 def check_beta(beta: float) -> None:
   """Raises ValueError unless beta is a share of a whole."""
   if not 0 < beta < 1:

@@ -44,6 +44,11 @@ def choose(
     ValueError: there is no such implementation.
     NotImplementedError: the one that was asked for cannot serve.
   """
+  if layout is not None and plan.vocab_axis is not None:
+    raise ValueError(
+      f'vocab_axis={plan.vocab_axis!r} is for use inside a shard_map, layout'
+      ' for use outside: give one of them.'
+    )
   if name is not None:
     return _asked(plan, x, layout, name)
   device = layout.mesh.devices.flat[0] if layout else None
