@@ -72,6 +72,71 @@ class StatisticsTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, 'P > 0'):
       statistics.bootstrap(np.zeros(0), seed=0)
 
+  @parameterized.parameters(1, 2, 3, 5, 6)
+  def test_best_of_k_is_the_mean_over_subsets(self, k):
+    scores = np.array([0.3, 0.9, 0.1, 0.9, 0.5, 0.9])
+    values = np.array([1.0, 0.0, 1.0, 1.0, 0.0, 0.5])
+    means = []
+    for subset in itertools.combinations(range(6), k):
+      best = max(scores[i] for i in subset)
+      means.append(np.mean([values[i] for i in subset if scores[i] == best]))
+    found = statistics.best_of_k(scores, values, k)
+    self.assertAlmostEqual(found, np.mean(means), delta=1e-12)
+
+  def test_best_of_k_by_value_is_pass_at_k(self):
+    values = np.array([1, 0, 0, 1, 0, 0, 0, 0])
+    for k in range(1, 9):
+      found = statistics.best_of_k(values, values, k)
+      wanted = float(statistics.pass_at_k(8, 2, k))
+      self.assertAlmostEqual(found, wanted, delta=1e-12)
+
+  @parameterized.parameters(1, 2, 3, 4, 5, 8)
+  def test_maj_at_k_is_the_mean_over_subsets(self, k):
+    answers = ['a', 'b', 'a', None, 'c', 'b', None, 'b']
+    right = {'a': 1.0, 'b': 0.0, 'c': 0.5, None: 1.0}
+    means = []
+    for subset in itertools.combinations(answers, k):
+      votes = [answer for answer in subset if answer is not None]
+      most = max([votes.count(answer) for answer in votes], default=0)
+      won = {answer for answer in votes if votes.count(answer) == most}
+      means.append(np.mean([right[answer] for answer in won]) if won else 0.0)
+    values = np.array([right[answer] for answer in answers])
+    found = statistics.maj_at_k(answers, values, k)
+    self.assertAlmostEqual(found, np.mean(means), delta=1e-12)
+
+  def test_maj_of_one_is_the_mean_and_large_counts_work(self):
+    answers = [i % 5 for i in range(256)]
+    values = np.array([answer == 2 for answer in answers])
+    self.assertAlmostEqual(
+      statistics.maj_at_k(answers, values, 1), values.mean(), delta=1e-12
+    )
+    # Four answers of 51 and one of 52: the last wins when all are drawn.
+    values = np.array([answer == 0 for answer in answers])
+    self.assertEqual(statistics.maj_at_k(answers, values, 256), 1.0)
+
+  def test_majority_prefers_what_was_seen_first(self):
+    self.assertEqual(statistics.majority(['b', 'a'], np.array([0.2, 0.9])), 0.2)
+    self.assertEqual(
+      statistics.majority(['b', 'a', 'a'], np.array([0.2, 0.9, 0.4])), 0.9
+    )
+
+  def test_verl_draws_with_replacement(self):
+    values = np.array([1, 0, 0, 0, 0, 0, 0, 0])
+    mean, deviation = statistics.verl_best_at_n(values, 8, draws=20_000)
+    exact = 1 - (7 / 8) ** 8
+    # Four standard errors of 20,000 draws.
+    self.assertAlmostEqual(mean, exact, delta=0.0135)
+    self.assertAlmostEqual(deviation, (exact * (1 - exact)) ** 0.5, delta=0.01)
+    self.assertEqual(statistics.best_of_k(values, values, 8), 1.0)
+
+  def test_impossible_k_is_refused(self):
+    with self.assertRaisesRegex(ValueError, r'k=4 must be in \[1, 3\]'):
+      statistics.best_of_k(np.zeros(3), np.zeros(3), 4)
+    with self.assertRaisesRegex(ValueError, r'k=0 must be in \[1, 3\]'):
+      statistics.maj_at_k(['a'] * 3, np.zeros(3), 0)
+    with self.assertRaisesRegex(ValueError, r'\(3,\) and values \(2,\)'):
+      statistics.best_of_k(np.zeros(3), np.zeros(2), 1)
+
 
 if __name__ == '__main__':
   absltest.main()

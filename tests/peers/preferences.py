@@ -140,9 +140,9 @@ def gkd(case: golden.Case, file: golden.File) -> golden.Outputs:
 
 @functools.cache
 def _gkd_program(beta: float, temperature: float):
-  each = {0: distillation.forward_kl, 1: distillation.reverse_kl}.get(
-    beta, functools.partial(distillation.jsd, beta=beta)
-  )
+  each = functools.partial(distillation.jsd, beta=beta)
+  if beta in (0.0, 1.0):  # GKD means the divergences at the ends
+    each = distillation.reverse_kl if beta else distillation.forward_kl
 
   def loss(student, teacher, mask, count):
     kl = each(student, teacher, mask, temperature=temperature)
