@@ -7,10 +7,11 @@ from absl.testing import absltest, parameterized
 import numpy as np
 
 from rljax.core import schedules
-from rljax.objectives import shaping, statistics
+from rljax.objectives import advantages, shaping, statistics
 
 PATH = pathlib.Path(__file__).parents[1] / 'data' / 'peers_torch.npz'
-TABLES = json.loads(str(np.load(PATH)['index']))['tables']
+FILE = np.load(PATH)
+TABLES = json.loads(str(FILE['index']))['tables']
 
 
 class ShapingTest(absltest.TestCase):
@@ -43,6 +44,16 @@ class ShapingTest(absltest.TestCase):
         np.array([row['length']]), limit=row['max_len'], buffer=row['cache']
       )
       np.testing.assert_allclose(penalty, [row['reward']], rtol=1e-6)
+
+
+class StepTest(absltest.TestCase):
+  def test_advantages_of_the_whole_step(self):
+    # The step's file has no rewards; its groups got 1, 0, 0, 1 and all equal.
+    reward, every = np.array([1, 0, 0, 1], np.float32), np.ones(4, bool)
+    first = advantages.zscore(reward, every, ddof=1, eps=1e-4)
+    wanted = FILE['out/trl/e2e/dapo/advantages']
+    np.testing.assert_allclose(first, wanted[:4], rtol=1e-6)
+    np.testing.assert_array_equal(wanted[4:], np.zeros(8))
 
 
 class VotesTest(absltest.TestCase):
