@@ -6,6 +6,7 @@ from absl.testing import parameterized
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import rljax_kernels
 from tests.kernels import meshes, oracle
@@ -155,3 +156,16 @@ class BadInputTest(parameterized.TestCase):
       fn, last = rljax_kernels.gather_logits, changes.pop('ids')
     with self.assertRaisesRegex(ValueError, message):
       fn(hidden, np.zeros((50, 8), np.float32), last, **changes)
+
+
+@pytest.mark.parametrize('kind', [np.int8, np.uint8, np.int16, np.int64])
+def test_ids_of_any_width(kind):
+  hidden, unembed = np.ones((1, 4), np.float32), np.ones((400, 4), np.float32)
+  ids = np.array([[0, 100]], kind)
+  if kind == np.int64:
+    ids = np.array([[0, 2**32 + 1]], kind)
+  found = rljax_kernels.gather_logits(hidden, unembed, ids)
+  wide = kind == np.int64
+  np.testing.assert_array_equal(found, [[4, -np.inf if wide else 4]])
+  score = rljax_kernels.vocab_stats(hidden, unembed, ids[:, 1])['logp']
+  np.testing.assert_array_equal(np.isneginf(score), [wide])

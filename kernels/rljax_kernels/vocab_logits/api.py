@@ -11,6 +11,7 @@ from rljax_kernels.layout import Layout
 
 # Logits a block: few, large products, and far from all of them.
 _VALUES = 1 << 20
+_NO_ID = 2**31 - 1
 
 
 def vocab_topk(
@@ -142,6 +143,9 @@ def gather_logits(
     raise ValueError(f'ids {ids.shape} must be [N, K]; hidden {hidden.shape}.')
   if not jnp.issubdtype(ids.dtype, jnp.integer):
     raise ValueError(f'ids must be integers, got {ids.dtype}.')
+  # Wide integers would wrap around when they become int32.
+  ids = ids.clip(-1, _NO_ID) if ids.dtype.itemsize > 4 else ids
+  ids = jnp.asarray(ids, jnp.int32)
   inverse = logits.inverse_of(temperature, hidden.shape[0])
   return _gathered(hidden, unembed, ids, inverse, form, layout)
 

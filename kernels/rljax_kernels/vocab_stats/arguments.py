@@ -44,7 +44,10 @@ def inputs(hidden, unembed, targets, temperature, reference) -> Inputs:
       inverse(reference.temperature, rows),
     )
   policy = Side(hidden, unembed, inverse(temperature, rows))
-  return Inputs(policy, targets.astype(jnp.int32)[:, None], ref)
+  # Wide integers would wrap around when they become int32.
+  if targets.dtype.itemsize > 4:
+    targets = targets.clip(-1, 2**31 - 1)
+  return Inputs(policy, jnp.asarray(targets, jnp.int32)[:, None], ref)
 
 
 def folded(x: Inputs, spec: algebra.Spec) -> Inputs:
