@@ -104,7 +104,8 @@ def _grpo(kind: str, level: str, vllm: str | None, numbers, arrays):
     kl = divergences.k3(
       masked.fill(logp, mask), masked.fill(arrays['ref_lp'], mask), limit=_FAR
     )
-    kl *= jnp.where(numbers['corrected'], jnp.exp(log_ratio), 1.0)
+    corrected = divergences.ratio_corrected(kl, log_ratio, limit=_FAR)
+    kl = jnp.where(numbers['corrected'], corrected, kl)
     out['kl'] = masked.mean(kl, mask)
     objective -= numbers['beta'] * kl
     weight = _weight(kind, mask, rows, numbers) / numbers['accumulation']
