@@ -46,7 +46,7 @@ def _surrogate(kind: str, log_ratio, logp, old, adv, mask, numbers):
   """Returns the objective of each token, whose value holds adv · logp."""
   high = numbers['high']
   if kind == 'cispo':
-    factor = trust_regions.bounded_ratio(log_ratio, cap=high)
+    factor = corrections.truncate(log_ratio, mask, cap=high)
     return factor * surrogates.reinforce(masked.fill(logp, mask), adv)
   if kind == 'vespo':
     factor = trust_regions.vespo(logp, old, adv, mask)
