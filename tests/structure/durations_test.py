@@ -6,6 +6,8 @@ import pathlib
 import subprocess
 import sys
 
+import pytest
+
 from tests.structure import budget, sources
 
 TEST = """
@@ -27,8 +29,20 @@ def test_folder_limits_name_folders_and_fit_the_total():
 
 def test_lines_of_several_processes_add_up(tmp_path):
   path = tmp_path / 'durations.jsonl'
-  path.write_text('{"core": 60, "total": 90}\n{"core": 120, "data": 30}\n')
-  assert budget.load(path) == {'core': 3, 'data': 0.5, 'total': 1.5}
+  quiet = budget.QUIET
+  path.write_text(
+    f'{{"core": 60, "total": 90, "samples": [{quiet}, {2 * quiet}]}}\n'
+    f'{{"core": 120, "data": 30, "samples": [{9 * quiet}]}}\n'
+  )
+  minutes, slowness = budget.load(path)
+  assert minutes == {'core': 3, 'data': 0.5, 'total': 1.5}
+  assert slowness == pytest.approx(2)
+
+
+def test_a_fast_machine_narrows_no_limit(tmp_path):
+  path = tmp_path / 'durations.jsonl'
+  path.write_text(f'{{"core": 60, "samples": [{budget.QUIET / 2}]}}\n')
+  assert budget.load(path)[1] == 1
 
 
 def test_excess_is_named():
@@ -37,8 +51,9 @@ def test_excess_is_named():
     'novel': budget.OTHER,
     'total': 1,
   }
-  (line,) = budget.excesses(minutes)
+  (line,) = budget.excesses(minutes, slowness=1.0)
   assert line.startswith('tests/core: ')
+  assert not budget.excesses(minutes, slowness=4.0)
 
 
 def test_pytest_records_cpu_time_per_folder(tmp_path):
@@ -59,4 +74,6 @@ def test_pytest_records_cpu_time_per_folder(tmp_path):
     capture_output=True,
   )
   seconds = json.loads(pathlib.Path(tmp_path, 'out').read_text())
+  (spent,) = seconds['samples']
+  assert 0 < spent < 1
   assert 0.25 <= seconds['busy'] < seconds['total'] < 10
