@@ -2,8 +2,8 @@
 
 One table per family maps each public function to its claims, and one check
 tests a claim. `objectives/contracts_test.py` runs every check and fails for a
-public function that no table knows: write its claims here, or, for advantages,
-credit, critics and rewards, in `credit_contracts.py`.
+public function of any module of `rljax.objectives` that no table knows: write
+its claims here or in one of the `..._contracts.py` beside.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -35,10 +35,16 @@ def public(module: types.ModuleType) -> dict[str, Fn]:
   return {
     name: fn
     for name, fn in vars(module).items()
-    if inspect.isfunction(fn)
-    and fn.__module__ == module.__name__
-    and not name.startswith('_')
+    if not name.startswith('_') and _defined(module, fn)
   }
+
+
+def _defined(module: types.ModuleType, x: Any) -> bool:
+  """Whether `x` is a function of `module`, also a compiled or partial one."""
+  if isinstance(x, functools.partial):
+    return True
+  own = getattr(x, '__module__', None) == module.__name__
+  return own and callable(x) and not inspect.isclass(x)
 
 
 @contextlib.contextmanager
@@ -151,8 +157,6 @@ AGGREGATIONS = {
     lambda length: length.sum() / (5 * 16), settings=({'max_tokens': 16},)
   ),
 }
-# Of none of these shapes; see the tests of their modules.
-GATES = {'keep_rows': None, 'clipped': None, 'ratio_corrected': None}
 
 
 def check_aggregation(fn: Fn, claim: Aggregation) -> None:
@@ -439,7 +443,9 @@ def cases(families: Iterable[Any]) -> Iterator[tuple[str, Fn, Any, Fn]]:
     for name, claim in table.items():
       for settings in claim.settings:
         spelled = ','.join(f'{k}={v}' for k, v in settings.items())
-        label = f'{module.__name__.split(".")[-1]}.{name}({spelled})'
+        place = module.__name__.rpartition('.')[-1]
+        kind = check.__name__.removeprefix('check_')
+        label = f'{place}.{name}({spelled})/{kind}'
         yield (
           label,
           functools.partial(functions[name], **settings),
@@ -448,6 +454,7 @@ def cases(families: Iterable[Any]) -> Iterator[tuple[str, Fn, Any, Fn]]:
         )
 
 
-def unclaimed(module: types.ModuleType, *tables: dict[str, Any]) -> set[str]:
-  """Returns the public functions of `module` that no table knows."""
+def unclaimed(module: types.ModuleType, families: Iterable[Any]) -> set[str]:
+  """Returns the public functions of `module` that no table of it knows."""
+  tables = [table for owner, table, _ in families if owner is module]
   return set(public(module)).difference(*tables)

@@ -166,13 +166,6 @@ def _numeric(fn: Fn) -> Fn:
   return lambda *arrays: fn(*arrays).astype(F32)
 
 
-# Of none of these shapes; see the tests of their modules.
-OTHERS = {
-  'off_policy_rows': None,
-  'fill_unscored': None,
-  'length_between': None,
-  'top_entropy': None,
-}
 FAMILIES: tuple[tuple[Any, dict[str, Any], Callable[..., None]], ...] = (
   (corrections, CORRECTIONS, check_correction),
   (mismatch, METERS, check_meter),

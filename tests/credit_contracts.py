@@ -432,12 +432,6 @@ def _call(fn: Fn, arrays: list[np.ndarray]) -> np.ndarray:
   return call(as_float, *arrays)
 
 
-OTHERS = {
-  'present': None,  # which members count; see advantages_test.py
-  'apply': None,  # these three: see token_baselines_test.py
-  'by_turn': None,
-  'score_energy': None,
-}
 FAMILIES = (
   (advantages, ADVANTAGES, check_advantage),
   (attempts, ATTEMPTS, check_advantage),

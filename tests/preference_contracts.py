@@ -238,27 +238,6 @@ def check_banned(fn: Fn, logits: np.ndarray, teacher: np.ndarray) -> None:
     assert np.isfinite(gradient(fn, *one, every)).all()
 
 
-# Of none of these shapes; see the tests of their modules.
-OTHERS = {
-  'aot': None,
-  'kto': None,
-  'kto_baseline': None,
-  'score': None,
-  'per_token': None,
-  'length_decay': None,
-  'agreement': None,
-  'fused_forward_kl': None,
-  'fused_reverse_kl': None,
-  'fused_jsd': None,
-  'topk_logp': None,
-  'fused_topk_logp': None,
-  'topk_forward_kl': None,
-  'with_tail': None,
-  'topk_mass': None,
-  'topk_overlap': None,
-  'advantage': None,
-  'penalty': None,
-}
 FAMILIES: tuple[tuple[Any, dict[str, Any], Callable[..., None]], ...] = (
   (preferences, PAIRS, check_pair),
   (reward_models, REWARDS, check_pair),

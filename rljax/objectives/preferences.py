@@ -311,7 +311,8 @@ def aot(
   Reference: Melnyk et al., "Distributional Preference Alignment of LLMs via
     Optimal Transport", 2024, arXiv:2406.05882.
   """
-  there = jnp.arange(mask.shape[0]) < masked.count(mask)
+  place = jnp.arange(mask.shape[0], dtype=jnp.float32)
+  there = place < masked.count(mask)
   # Absent ones sort last; what stands there is replaced before it is used.
   better, worse = (
     masked.fill(jnp.sort(masked.fill(x, mask, jnp.inf)), there)

@@ -1,11 +1,15 @@
 """Runs the contract of its family on every public function."""
 
+import functools
+import importlib
+import pkgutil
 import types
 
 from absl.testing import absltest, parameterized
 import jax
 import jax.numpy as jnp
 
+from rljax import objectives
 from rljax.core import masked
 from rljax.objectives import (
   advantages,
@@ -19,6 +23,8 @@ from tests import (
   contracts,
   correction_contracts,
   credit_contracts,
+  evaluation_contracts,
+  masking_contracts,
   preference_contracts,
 )
 from tests.credit_contracts import ADVANTAGES, check_advantage, check_credit
@@ -28,6 +34,12 @@ FAMILIES = (
   *contracts.FAMILIES,
   *correction_contracts.FAMILIES,
   *preference_contracts.FAMILIES,
+  *evaluation_contracts.FAMILIES,
+  *masking_contracts.FAMILIES,
+)
+MODULES = tuple(
+  importlib.import_module(f'{objectives.__name__}.{found.name}')
+  for found in pkgutil.iter_modules(objectives.__path__)
 )
 
 
@@ -36,26 +48,29 @@ class ContractsTest(parameterized.TestCase):
   def test_contract(self, fn, claim, check):
     check(fn, claim)
 
-  @parameterized.parameters(*FAMILIES)
-  def test_every_function_has_claims(self, module, table, _):
-    self.assertNotEmpty(table)
-    missing = contracts.unclaimed(
-      module,
-      table,
-      contracts.GATES,
-      credit_contracts.OTHERS,
-      correction_contracts.OTHERS,
-      preference_contracts.OTHERS,
-    )
+  @parameterized.parameters(*MODULES)
+  def test_every_function_has_claims(self, module):
+    missing = contracts.unclaimed(module, FAMILIES)
     self.assertEmpty(missing, f'add the claims of {missing} to tests/')
-    self.assertContainsSubset(table, contracts.public(module))
 
-  def test_a_new_function_does_not_escape(self):
+  def test_every_claim_has_a_function(self):
+    for module, table, _ in FAMILIES:
+      self.assertContainsSubset(table, contracts.public(module))
+
+  @parameterized.parameters(
+    'def fresh(reward, valid):\n  return reward',
+    'fresh = functools.partial(grpo)',
+    'fresh = jax.jit(lambda reward, valid: reward)',
+  )
+  def test_a_new_function_does_not_escape(self, text):
     module = types.ModuleType(advantages.__name__)
-    vars(module).update(vars(advantages))
-    exec('def fresh(reward, valid):\n  return reward', vars(module))
-    tables = ADVANTAGES, credit_contracts.OTHERS
-    self.assertEqual(contracts.unclaimed(module, *tables), {'fresh'})
+    vars(module).update(vars(advantages), functools=functools)
+    exec(text, vars(module))
+    families = [
+      (module if owner is advantages else owner, table, check)
+      for owner, table, check in FAMILIES
+    ]
+    self.assertEqual(contracts.unclaimed(module, families), {'fresh'})
 
 
 def _ignores_valid(reward, valid):
@@ -90,6 +105,9 @@ def _moves_rows(reward, mask):
 
 def _unmasked(logp, old_logp, mask):
   return jnp.clip(logp - old_logp, -20.0, 20.0) * mask
+
+
+_TOKENS = masking_contracts.Masking(('token', 'mask'))
 
 
 class ChecksCanFailTest(parameterized.TestCase):
@@ -141,6 +159,26 @@ class ChecksCanFailTest(parameterized.TestCase):
       contracts.check_divergence,
       divergences.k3,
       contracts.Divergence('reverse'),
+    ),
+    (
+      masking_contracts.check_masking,
+      lambda x, mask: jnp.exp(jnp.clip(x, -20.0, 20.0)) * mask,
+      _TOKENS,
+    ),
+    (
+      masking_contracts.check_masking,
+      lambda x, mask: jnp.where(mask > 0, jnp.exp(jnp.minimum(x, 9.0)), 0.0),
+      _TOKENS,
+    ),
+    (
+      masking_contracts.check_masking,
+      lambda x, mask: jnp.exp(masked.fill(x, mask)),
+      _TOKENS,
+    ),
+    (
+      masking_contracts.check_masking,
+      lambda x, mask: masked.fill(x, mask) / masked.count(mask)[None, None],
+      _TOKENS,
     ),
   )
   def test_refuses(self, check, fn, claim):
