@@ -18,6 +18,9 @@ from rljax.objectives import arguments
 # exp(20) is 4.9e8: far past every clip range, and its square still fits f32.
 LIMIT = 20.0
 
+# exp(80) is 5.5e34, the difference of two of which is finite.
+_HUGE = 80.0
+
 
 def clipped(
   log_ratio: Array,
@@ -78,7 +81,9 @@ def dppo_tv(
   """
   arguments.nonnegative(low=low, high=high)
   logp, old_logp, adv = _present(logp, old_logp, adv, mask)
-  moved = _probability(logp) - _probability(old_logp)
+  # A log-prob above 0 is none, but moves all the same.
+  now, before = (jnp.exp(jnp.minimum(x, _HUGE)) for x in (logp, old_logp))
+  moved = now - before
   return _keep(jnp.where(adv > 0.0, moved <= high, moved >= -low), mask)
 
 

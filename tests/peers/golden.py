@@ -22,6 +22,7 @@ RTOL, ATOL = 2e-5, 2e-6
 BIG_RTOL = 1e-3
 
 Outputs = Mapping[str, Any]
+SPOILED = 'spoiled'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,9 +85,14 @@ Adapter = Callable[[Case, File], Outputs]
 def failure(case: Case, found: Outputs) -> str | None:
   """Returns what is wrong with our outputs of a case, or None.
 
-  Outputs and metrics of the peer that we do not return fail too, unless the
-  adapter names them in `found['unmatched']` (a peer's internal counters).
+  An output of the peer that we do not return is wrong too, a metric is not.
+  Where the peer's output is non-finite, `found[SPOILED]` may name entries of
+  the others that NaN outside the mask reached: bool arrays by output.
   """
+  found = dict(found)
+  spoiled = found.pop(SPOILED, {})
+  if spoiled and case.kind != 'non-finite':
+    return f'{SPOILED} in a case that is {case.kind}'
   for name, value in found.items():
     if not np.isfinite(np.asarray(value, np.float64)).all():
       return f'{name} is not finite'
@@ -95,6 +101,8 @@ def failure(case: Case, found: Outputs) -> str | None:
   for name, wanted in case.outputs.items():
     if name not in found:
       return f'{name} is not computed'
+    if name in spoiled:
+      wanted = np.where(spoiled[name], np.nan, wanted)
     wrong = _difference(case, np.asarray(found[name]), wanted)
     if wrong:
       return f'{name}: {wrong}'
@@ -104,6 +112,12 @@ def failure(case: Case, found: Outputs) -> str | None:
       if wrong:
         return f'metric {name}: {wrong}'
   return None
+
+
+def spoiled_rows(read: np.ndarray) -> Outputs:
+  """Returns that gradients are spoiled in rows of `read` [B, T] with NaN."""
+  rows = ~np.isfinite(read).all(1, keepdims=True)
+  return {SPOILED: {'grad_lp': rows}} if rows.any() else {}
 
 
 def _difference(

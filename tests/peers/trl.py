@@ -159,9 +159,7 @@ def grpo(case: golden.Case, file: golden.File) -> golden.Outputs:
     out['is_ratio'] = _column(out['is_ratio'], case.inputs['mask'])
   if kwargs['loss_type'] == 'vespo':
     # TRL gives the factor 0 to a row with NaN anywhere, outside its mask too.
-    apart = case.inputs['lp'] - case.inputs['old_lp']
-    known = np.isfinite(apart).all(1, keepdims=True)
-    out['grad_lp'] = np.where(known, out['grad_lp'], 0.0)
+    out |= golden.spoiled_rows(case.inputs['lp'] - case.inputs['old_lp'])
   return out
 
 
