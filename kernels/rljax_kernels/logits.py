@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
+from rljax_kernels import checks
 from rljax_kernels.layout import Layout
 
 # Stands for minus infinity where that would be multiplied by a zero.
@@ -69,46 +70,23 @@ def make_form(
   Raises:
     ValueError: for shapes, dtypes or values that do not fit.
   """
-  shapes = f'hidden {hidden.shape}, unembed {unembed.shape}'
-  if hidden.ndim != 2 or unembed.ndim != 2:
-    raise ValueError(f'hidden must be [N, D], unembed [V, D]; got {shapes}.')
-  if hidden.shape[1] not in unembed.shape:
-    raise ValueError(f'Model widths differ: {shapes}; unembed is [V, D].')
-  if jnp.float16 in (hidden.dtype, unembed.dtype):
-    raise ValueError(
-      f'float16 is not supported (hidden {hidden.dtype}, unembed'
-      f' {unembed.dtype}); use bfloat16 or float32.'
-    )
-  columns = unembed.shape[1] != hidden.shape[1]
+  columns = checks.pair(hidden, unembed)
   vocab = unembed.shape[1 if columns else 0]
-  if valid is not None and not 0 < valid <= vocab:
-    raise ValueError(f'valid={valid} must be in [1, {vocab}]; {shapes}.')
-  if softcap is not None and softcap <= 0:
-    raise ValueError(f'softcap={softcap} must be positive.')
+  checks.bend(softcap, valid, vocab)
+  if layout is not None:
+    layout.check(hidden.shape[0], vocab)
   return Form(softcap, valid, columns, layout and layout.vocab)
 
 
-def inverse_of(temperature: jax.Array | float, rows: int) -> jax.Array:
-  """Returns 1 / temperature, f32 [N], of a scalar or [N].
-
-  Raises:
-    ValueError: for another shape, or a number that is not positive.
-  """
-  if isinstance(temperature, int | float) and temperature <= 0:
-    raise ValueError(f'temperature={temperature} must be positive.')
-  inverse = 1.0 / jnp.asarray(temperature, jnp.float32)
-  if inverse.shape not in ((), (rows,)):
-    raise ValueError(
-      f'temperature {inverse.shape} must be a scalar or [{rows}].'
-    )
-  return jnp.broadcast_to(inverse, (rows,))
+def inverse_of(temperature: jax.Array | float, tokens: int) -> jax.Array:
+  """Returns 1 / temperature, f32 [N]; see `checks.inverse`."""
+  found = checks.inverse(temperature, tokens)
+  return jnp.ones(tokens, jnp.float32) if found is None else found
 
 
 def check_rows(hidden: jax.Array, **arrays: jax.Array | None) -> None:
   """Raises ValueError unless each array that is there is [N]."""
-  for name, x in arrays.items():
-    if x is not None and x.shape != hidden.shape[:1]:
-      raise ValueError(f'{name} {x.shape} must be [N]; hidden {hidden.shape}.')
+  checks.rows(hidden.shape[0], **arrays)
 
 
 def specs(layout: Layout, form: Form) -> tuple[PartitionSpec, PartitionSpec]:

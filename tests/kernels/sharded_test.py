@@ -1,11 +1,12 @@
 """Tests of the kernels over a mesh: rows split, and rows and vocabulary."""
 
 import dataclasses
+import functools
 
 from absl.testing import parameterized
 import jax
 import jax.numpy as jnp
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 import numpy as np
 
 import rljax_kernels
@@ -154,7 +155,107 @@ class ShardedTest(parameterized.TestCase):
     self.assertIn('all-reduce', text)
 
 
+class ExplicitAxesTest(parameterized.TestCase):
+  """Meshes as `jax.make_mesh` makes them when it is told no types."""
+
+  def setUp(self):
+    super().setUp()
+    mesh = jax.make_mesh((2, 4), ('data', 'tensor'))
+    self.assertIn(AxisType.Explicit, mesh.axis_types)
+    self.layout = rljax_kernels.Layout(mesh, ('data',), 'tensor')
+
+  @parameterized.parameters(False, True)
+  def test_statistics_and_gradients(self, placed):
+    c = oracle.case(N, D, V)
+    given = oracle.cotangents(N, ('logp', 'entropy'))
+    arrays = split(self.layout, c)[:2] if placed else c.arrays[:2]
+
+    def total(h, w):
+      found = rljax_kernels.vocab_stats(
+        h, w, c.targets, **c.options, want=tuple(given), layout=self.layout
+      )
+      return sum(jnp.sum(found[k] * given[k]) for k in given)
+
+    pulled = jax.jit(jax.grad(total, (0, 1)))(*arrays)
+    for got, wanted in zip(pulled, oracle.gradients(c, given), strict=True):
+      self.assertLess(oracle.error(got, wanted), 3e-6)
+
+  @parameterized.parameters('xla_token', 'xla_vocab')
+  def test_token_loss(self, name):
+    c = oracle.case(N, D, V)
+    weight, data = token_losses.inputs(N, dead=0.3)
+
+    @jax.jit
+    def run(*args):
+      return rljax_kernels.token_loss(
+        token_losses.objective, *args, layout=self.layout,
+        implementation=name, **c.options,
+      )  # fmt: skip
+
+    sums = jax.tree.map(np.asarray, run(*c.arrays, weight, data))
+    token_losses.compare(c, weight, data, sums)
+
+  def test_samples_and_gathered_logits(self):
+    c = oracle.case(N, D, V)
+    uniform = np.linspace(0, 1, N, endpoint=False, dtype=np.float32)
+    ids = np.stack([c.targets, c.targets], axis=1)
+    for layout in (self.layout, None):
+      options = dict(layout=layout, temperature=c.temperature)
+      token = jax.jit(functools.partial(rljax_kernels.vocab_sample, **options))
+      gather = jax.jit(
+        functools.partial(rljax_kernels.gather_logits, **options)
+      )
+      likely = jax.jit(
+        functools.partial(rljax_kernels.vocab_topk, k=3, **options)
+      )
+      found = [
+        token(*c.arrays[:2], uniform).token,
+        gather(*c.arrays[:2], ids),
+        *likely(*c.arrays[:2]),
+      ]
+      if layout is not None:
+        first = found
+    for x, y in zip(first, found, strict=True):
+      np.testing.assert_allclose(x, y, atol=1e-5)
+
+
 class BadLayoutTest(parameterized.TestCase):
+  @parameterized.parameters(
+    (dict(mesh=None), 'mesh=None .*layout=None'),
+    (dict(rows='data'), "rows='data' must be a tuple"),
+  )
+  def test_what_is_no_layout(self, change, message):
+    mesh = meshes.layout(*meshes.MORE_VOCAB).mesh
+    with self.assertRaisesRegex(ValueError, message):
+      rljax_kernels.Layout(**(dict(mesh=mesh) | change))
+
+  def test_what_does_not_split_evenly(self):
+    layout = meshes.layout(*meshes.MORE_VOCAB)
+    uniform = np.zeros(N, np.float32)
+    for n, v, message in (
+      (N - 1, V, r"47 tokens .*rows=\('data',\), 2 parts"),
+      (N, V - 2, "94 ids .*vocab='tensor', 4 parts.*valid="),
+    ):
+      c = oracle.case(n, D, v)
+      with self.assertRaisesRegex(ValueError, message):
+        rljax_kernels.vocab_stats(*c.arrays, layout=layout)
+      with self.assertRaisesRegex(ValueError, message):
+        rljax_kernels.vocab_sample(*c.arrays[:2], uniform[:n], layout=layout)
+
+  def test_a_shard_map_that_does_not_track_what_varies(self):
+    layout = meshes.layout(*meshes.MORE_VOCAB)
+    c = oracle.case(N, D, V)
+
+    def loss(h, w, t):
+      found = rljax_kernels.vocab_stats(h, w, t, vocab_axis='tensor')
+      return found['logp']
+
+    rows, vocab = PartitionSpec('data'), PartitionSpec('tensor')
+    specs = dict(in_specs=(rows, vocab, rows), out_specs=rows)
+    mapped = jax.shard_map(loss, mesh=layout.mesh, check_vma=False, **specs)
+    with self.assertRaisesRegex(ValueError, "'tensor' needs.*check_vma=True"):
+      mapped(*c.arrays)
+
   def test_axes_are_those_of_the_mesh_and_each_for_one_thing(self):
     mesh = meshes.layout(*meshes.MORE_VOCAB).mesh
     for rows, vocab in ((('dat',), None), (('data',), 'data'), ((), 'model')):

@@ -11,7 +11,9 @@ import rljax_kernels
 from tests.kernels import oracle, token_losses
 
 
-@functools.partial(jax.jit, static_argnames=('softcap', 'valid', 'block'))
+@functools.partial(
+  jax.jit, static_argnames=('softcap', 'valid', 'block', 'implementation')
+)
 def compute(hidden, unembed, targets, weight, data, **options):
   return rljax_kernels.token_loss(
     token_losses.objective, hidden, unembed, targets, weight, data, **options
@@ -37,6 +39,42 @@ class TokenLossTest(parameterized.TestCase):
     given = dict(weight=weight, data=data) | change
     with self.assertRaisesRegex(ValueError, message):
       rljax_kernels.token_loss(token_losses.objective, *c.arrays, **given)
+
+  @parameterized.parameters(
+    (lambda s, d: s['logp'], r'must return \(objective'),
+    (lambda s, d: (jnp.sum(s['logp']), {}), 'objective .*number for each'),
+    (
+      lambda s, d: (s['logp'], {'x': s['logp'] > 0}),
+      'returned x .*must be f32',
+    ),
+  )
+  def test_an_objective_that_is_none(self, fn, message):
+    c = oracle.case(6, 8, 50)
+    with self.assertRaisesRegex(ValueError, message):
+      rljax_kernels.token_loss(fn, *c.arrays, np.ones(6), {})
+
+  @parameterized.parameters('reference', 'xla_vocab')
+  def test_in_two_sweeps(self, name):
+    c = oracle.case(30, 8, 50)
+    weight, data = token_losses.inputs(30, dead=0.5)
+    poisoned = np.where((weight == 0)[:, None], np.nan, c.hidden)
+    sums = compute(
+      poisoned, *c.arrays[1:], weight, data, implementation=name, **c.options
+    )
+    token_losses.compare(c, weight, data, sums)
+
+  def test_arrays_of_numpy_and_whole_numbers(self):
+    c = oracle.case(6, 8, 50)
+    data = {'ids': np.arange(6), 'keep': np.array([True] * 3 + [False] * 3)}
+
+    def fn(stats, data):
+      part = jnp.where(data['keep'], stats['logp'], 0.0)
+      return part * data['ids'], {'kept': data['keep'] * 1.0}
+
+    sums = rljax_kernels.token_loss(fn, *c.arrays, np.arange(6), data)
+    logp = rljax_kernels.vocab_stats(*c.arrays)['logp']
+    np.testing.assert_allclose(sums.loss, -(logp[1] + 4 * logp[2]), rtol=1e-6)
+    self.assertEqual(sums.aux['kept'], 2)  # token 0 has no weight
 
   def test_all_tokens_dead(self):
     c = oracle.case(12, 8, 50)

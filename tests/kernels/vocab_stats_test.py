@@ -118,6 +118,66 @@ class VocabStatsTest(parameterized.TestCase):
       np.testing.assert_allclose(found[k], wanted[k], atol=1e-5)
 
   @parameterized.parameters('reference', *XLA)
+  def test_a_divergence_from_what_is_banned_and_hardly_likely(self, name):
+    # Id 45 has a mass of about exp(-60) under q, and none under p.
+    c = oracle.case(5, 8, 50, valid=45)
+    other = oracle.case(5, 8, 50, seed=1, valid=46)
+    other.unembed[45] = -60.0 * other.hidden[0] / np.sum(other.hidden[0] ** 2)
+    c = dataclasses.replace(c, other=other)
+    block = None if name == 'reference' else 16
+    names = ('kl_pq', 'kl_qp', 'logp')
+    found, pulled, given = measure(c, names, block=block, implementation=name)
+    np.testing.assert_array_equal(found['kl_qp'], np.inf)
+    wanted = oracle.stats(c)
+    np.testing.assert_allclose(found['kl_pq'], wanted['kl_pq'], atol=1e-5)
+    # What is infinite passes no gradient, and cuts none of the others.
+    del given['kl_qp']
+    # Logits near 100 carry an error of 6e-6 into each probability.
+    for got, wanted in zip(pulled, oracle.gradients(c, given), strict=True):
+      self.assertLess(oracle.error(got, wanted), 1e-5)
+
+  @parameterized.parameters('reference', *XLA)
+  def test_a_reference_that_is_nearly_certain(self, name):
+    # log q of most ids is about -20,000, where p is not 0.
+    c = oracle.paired(oracle.case(5, 8, 50), 8)
+    c.other.unembed[7] = 0.0
+    c.other.unembed[7, 0] = 2e4
+    c.other.hidden[:, 0] = 1.0
+    block = None if name == 'reference' else 16
+    names = ('kl_pq', 'kl_qp')
+    found, pulled, given = measure(c, names, block=block, implementation=name)
+    wanted = oracle.stats(c)
+    self.assertGreater(wanted['kl_pq'].min(), 1e4)
+    for k in names:
+      np.testing.assert_allclose(found[k], wanted[k], rtol=1e-6)
+    # Logits near 40,000 are rounded by 2e-3, and compared with each other.
+    for got, wanted in zip(pulled, oracle.gradients(c, given), strict=True):
+      self.assertLess(oracle.error(got, wanted), 5e-5)
+
+  @parameterized.parameters('reference', *XLA)
+  def test_an_offset_between_two_models_costs_no_digits(self, name):
+    # All logits of q lie 4,096 higher, which changes no probability. They are
+    # multiples of 1 / 64, which float32 holds exactly there.
+    c = oracle.paired(oracle.case(20, 8, 300), 8)
+    q = c.other
+    edge = ((0, 0), (0, 1))
+    flat = dataclasses.replace(
+      q,
+      hidden=np.pad(np.sign(q.hidden), edge, constant_values=1.0),
+      unembed=np.pad(
+        np.round(q.unembed * 64) / 64, edge, constant_values=4096.0
+      ),
+      temperature=np.ones(20, np.float32),
+    )
+    c = dataclasses.replace(c, other=flat)
+    block = None if name == 'reference' else 64
+    names = ('kl_pq', 'kl_qp', 'js')
+    found, _, _ = measure(c, names, block=block, implementation=name)
+    wanted = oracle.stats(c)
+    for k in names:
+      np.testing.assert_allclose(found[k], wanted[k], rtol=2e-6, atol=2e-6)
+
+  @parameterized.parameters('reference', *XLA)
   def test_targets_that_cannot_be_drawn(self, name):
     c = oracle.case(6, 8, 50, valid=45)
     targets = np.array([-1, 45, 50, 2**30, 0, 44], np.int32)
@@ -330,7 +390,15 @@ class ChoiceTest(parameterized.TestCase):
     (dict(softcap=-1.0), 'softcap=-1.0'),
     (dict(valid=0), 'valid=0'),
     (dict(block=0), 'block=0'),
-    (dict(hidden=np.zeros((0, 8), np.float32), targets=np.zeros(0, int)), 'N'),
+    (dict(unembed=np.zeros((0, 8), np.float32)), r'no id.*\(0, 8\)'),
+    (dict(hidden=[[0.0] * 8] * 6), 'hidden is a list'),
+    (dict(want='logp'), r"want=\('logp',\)"),
+    (dict(temperature=float('inf')), 'temperature is inf'),
+    (dict(temperature=jnp.zeros(6)), 'must be positive'),
+    (dict(softcap=float('nan')), 'softcap=nan'),
+    (dict(valid=51), r'valid=51 .*\[1, 50\]'),
+    (dict(valid=5.5), r'valid=5.5 .*integer'),
+    (dict(vocab_axis='tensor'), 'inside a shard_map.*layout='),
     (dict(implementation='fast'), 'fast'),
     (dict(temperature=0.0), 'positive'),
     (dict(temperature=np.array([1, 1, 1, 0, 1, 1.0])), 'positive'),
@@ -342,3 +410,35 @@ def test_what_does_not_fit_is_named(change, message):
   given |= change
   with pytest.raises(ValueError, match=message):
     rljax_kernels.vocab_stats(**given)
+
+
+@pytest.mark.parametrize(
+  ('change', 'message'),
+  [
+    (dict(softcap=0.0), 'reference.softcap=0.0'),
+    (dict(valid=99), r'reference.valid=99 .*\[1, 50\]'),
+    (dict(temperature=-1.0), 'reference.temperature is -1.0'),
+    (dict(unembed=np.zeros((51, 8), np.float32)), r'\(51, 8\).*other tokens'),
+  ],
+)
+def test_a_reference_that_does_not_fit_is_named(change, message):
+  c = oracle.case(6, 8, 50)
+  given = dict(hidden=c.hidden, unembed=c.unembed) | change
+  other = rljax_kernels.Reference(**given)
+  with pytest.raises(ValueError, match=message):
+    rljax_kernels.vocab_stats(*c.arrays, reference=other, want=('kl_pq',))
+
+
+@pytest.mark.parametrize('name', (None, 'reference', *XLA))
+def test_no_token_at_all(name):
+  c = oracle.case(6, 8, 50)
+  none = np.zeros((0, 8), np.float32), c.unembed, np.zeros(0, np.int32)
+
+  def fn(h, w):
+    found = rljax_kernels.vocab_stats(h, w, none[2], implementation=name)
+    return jnp.sum(found['logp'])
+
+  total, pulled = jax.value_and_grad(fn, (0, 1))(*none[:2])
+  assert total == 0
+  assert pulled[0].shape == (0, 8)
+  np.testing.assert_array_equal(pulled[1], 0)

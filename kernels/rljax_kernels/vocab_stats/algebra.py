@@ -71,6 +71,14 @@ class Spec:
   beta: float = 0.5
 
   @functools.cached_property
+  def infinite(self) -> tuple[str, ...]:
+    """The divergences that are: one side bans what the other may draw."""
+    if self.reference is None:
+      return ()
+    p, q = (x.valid or math.inf for x in (self.policy, self.reference))
+    return (*(['kl_pq'] if p > q else []), *(['kl_qp'] if q > p else []))
+
+  @functools.cached_property
   def moments(self) -> tuple[str, ...]:
     """The moments a sweep collects, in order."""
     table = {**PLAIN, **PAIRED}
@@ -148,11 +156,14 @@ def of_tile(spec: Spec, s, own, ids, sq=None) -> dict[str, jax.Array]:
     found['tq'] = own(sq)
   if sq is not None:
     found['mq'] = _max(sq)
-    eq = jnp.exp(jnp.maximum(sq - found['mq'], _FLOOR))
+    dq = sq - found['mq']
+    eq = jnp.exp(jnp.maximum(dq, _FLOOR))
+    # Of logits below their maxima: an offset between the models costs no digit.
+    gap = (s - top) - dq
     sums |= {
       'lq': lambda: eq,
-      'pq': lambda: e * (s - sq),
-      'qp': lambda: eq * (sq - s),
+      'pq': lambda: e * gap,
+      'qp': lambda: -eq * gap,
     }
   found |= {k: _sum(sums[k]()) for k in spec.moments if k in sums}
   if 'i' in spec.moments:
@@ -177,13 +188,15 @@ def _lifted(x: Columns, top, top_q) -> dict[str, jax.Array]:
     out['s'] = scale * scale * x['s']
   if 'as' in x:
     out['as'] = scale * scale * (x['as'] + delta * x['s'])
-  if 'pq' in x:
-    out['pq'] = scale * x['pq']
   if 'mq' in x:
-    scale_q = jnp.exp(jnp.maximum(x['mq'] - top_q, _FLOOR))
+    delta_q = x['mq'] - top_q
+    scale_q = jnp.exp(jnp.maximum(delta_q, _FLOOR))
     out['lq'] = scale_q * x['lq']
+    gap = (x['m'] - top) - delta_q
+    if 'pq' in x:
+      out['pq'] = scale * (x['pq'] + gap * x['l'])
     if 'qp' in x:
-      out['qp'] = scale_q * x['qp']
+      out['qp'] = scale_q * (x['qp'] - gap * x['lq'])
   if 'tq' in x:
     out['tq'] = x['tq']
   return out
@@ -249,26 +262,20 @@ def finish(spec: Spec, x: Columns) -> dict[str, jax.Array]:
     shift = (out['entropy'] - log_l) * out['collision']
     out['entropy_drift'] = x['as'] / (x['l'] * x['l']) + shift
   if 'mq' in x:
-    out |= _paired(x, log_l)
+    out |= _paired(spec, x, log_l)
   return out
 
 
-def _paired(x: Columns, log_l) -> dict[str, jax.Array]:
+def _paired(spec: Spec, x: Columns, log_l) -> dict[str, jax.Array]:
   log_lq = jnp.log(x['lq'])
-  shift = (x['m'] - x['mq']) + (log_l - log_lq)  # of lse
   out = {'ref_max': x['mq'], 'ref_log_l': log_lq}
   if 'tq' in x:
     out['ref_logp'] = (x['tq'] - x['mq']) - log_lq
   if 'pq' in x:
-    out['kl_pq'] = _infinite(x['pq'] / x['l'] - shift)
+    out['kl_pq'] = x['pq'] / x['l'] - (log_l - log_lq)
   if 'qp' in x:
-    out['kl_qp'] = _infinite(x['qp'] / x['lq'] + shift)
-  return out
-
-
-def _infinite(kl):
-  """A divergence is infinite where one side bans what the other may draw."""
-  return jnp.where(kl > -1e-10 * NEVER, jnp.inf, kl)
+    out['kl_qp'] = x['qp'] / x['lq'] + (log_l - log_lq)
+  return out | {k: jnp.full_like(log_l, jnp.inf) for k in spec.infinite}
 
 
 def _log_mix(spec: Spec, logp, logq):
@@ -308,6 +315,7 @@ def constants(spec: Spec, stats: Columns, g: Columns) -> dict[str, jax.Array]:
     p (one + logp log p + square log p^2 + logq log q + p p_v + plogp p log p)
     + q q_v + hit [v is the target] + top [v is the most likely] + js's term.
   """
+  g = {k: v for k, v in g.items() if k not in spec.infinite}
   own = jnp.where(stats['logp'] > -jnp.inf, g['logp'], 0.0)
   c = {k: stats[k] for k in ('max', 'log_l')}
   c |= {'hit': own, 'one': g['lse'] - own}
@@ -331,7 +339,7 @@ def constants(spec: Spec, stats: Columns, g: Columns) -> dict[str, jax.Array]:
   if 'entropy_drift' in g:
     _add_drift(c, stats, g['entropy_drift'])
   if 'kl_pq' in g:
-    c['one'] -= g['kl_pq'] * _finite(stats['kl_pq'])
+    c['one'] -= g['kl_pq'] * stats['kl_pq']
     c['logp'] += g['kl_pq']
     c['logq'] = -g['kl_pq']
   if 'kl_qp' in g:
@@ -353,10 +361,6 @@ def _add_drift(c: dict, stats: Columns, g) -> None:
   c['plogp'] = 2 * g
 
 
-def _finite(x):
-  return jnp.where(jnp.isfinite(x), x, 0.0)
-
-
 def slopes(spec: Spec, c: Columns, s, hit, ids, sq=None):
   """Returns d loss / d scaled logit, f32 [n, v]; see `constants`."""
   logp = jnp.maximum((s - c['max']) - c['log_l'], _FLOOR)
@@ -372,7 +376,7 @@ def slopes(spec: Spec, c: Columns, s, hit, ids, sq=None):
     inner = inner + c['plogp'] * p * logp
   ds = jnp.where(hit, c['hit'], 0.0)
   if sq is not None:
-    logq = jnp.maximum((sq - c['ref_max']) - c['ref_log_l'], _FLOOR)
+    logq = (sq - c['ref_max']) - c['ref_log_l']
     if 'logq' in c:
       inner = inner + c['logq'] * logq
     if 'js' in c:

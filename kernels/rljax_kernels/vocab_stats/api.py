@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
+from rljax_kernels import checks
 from rljax_kernels.layout import Layout
 from rljax_kernels.vocab_stats import (
   algebra,
@@ -58,19 +59,21 @@ def vocab_stats(
                     step on this token does to the entropy, per unit of
                     advantage and step
     ref_logp        log q of the target
-    kl_pq, kl_qp    KL(p || q) and KL(q || p); inf where one bans an id that
-                    the other may draw
+    kl_pq, kl_qp    KL(p || q) and KL(q || p); inf, without a gradient, where
+                    the second bans an id that the first may draw
     js              (1 - beta) KL(p || m) + beta KL(q || m) with the mixture
                     m = (1 - beta) p + beta q; two passes
 
   Args:
     hidden: [N, D], float32 or bfloat16.
     unembed: [V, D] or [D, V]; a square one is [V, D].
-    targets: i32 [N]. Where an id is banned or not in [0, V), logp and ref_logp
-      are -inf and pass no gradient.
-    temperature: scalar or [N], positive.
+    targets: integers [N]. Where an id is banned or not in [0, V), logp and
+      ref_logp are -inf and pass no gradient.
+    temperature: scalar or [N], positive; a traced one that is not makes NaN. No
+      gradient reaches it.
     softcap: None or c, for logits c * tanh(x / c) before the temperature.
-    valid: None or the number of real ids; the rest of V is padding.
+    valid: None or the number of real ids; the rest of V is padding, whose
+      weights must be finite.
     reference: the other model, for ref_logp, the KLs and js.
     want: names of the statistics.
     beta: in (0, 1), see js.
@@ -89,7 +92,8 @@ def vocab_stats(
     ValueError: for shapes, dtypes, names or numbers that do not fit.
     NotImplementedError: an implementation that was asked for cannot serve.
   """
-  spec = arguments.spec_of(want, softcap, valid, reference, beta)
+  vocab = arguments.ids_of(hidden, unembed, vocab_axis, layout)
+  spec = arguments.spec_of(vocab, want, softcap, valid, reference, beta)
   plan = arguments.plan_of(
     hidden, unembed, targets, reference,
     spec=spec, vocab_axis=vocab_axis, block=block,
@@ -141,23 +145,33 @@ def vocab_js(
     ValueError: for shapes, dtypes or numbers that do not fit.
     NotImplementedError: an implementation that was asked for cannot serve.
   """
+  checks.arrays(hidden=hidden, unembed=unembed)
   hidden, unembed = jax.lax.stop_gradient((hidden, unembed))
   arguments.check_beta(beta)
-  arguments.check_positive(softcap=softcap, valid=valid)
-  bend = algebra.Bend(softcap, valid)
+  vocab = arguments.ids_of(hidden, unembed, vocab_axis, layout)
+  bend = arguments.bend_of(softcap, valid, vocab)
   spec = algebra.Spec(('logp', 'lse', 'js'), bend, bend, beta)
   targets = jnp.zeros(hidden.shape[:1], jnp.int32)
   plan = arguments.plan_of(
     hidden, unembed, targets, None,
     spec=spec, vocab_axis=vocab_axis, block=block,
   )  # fmt: skip
-  first, second = temperatures
+  first, second = _two(temperatures)
   x = arguments.inputs(hidden, unembed, targets, first, None)
-  other = Side(None, None, arguments.inverse(second, hidden.shape[:1]))
+  other = Side(None, None, arguments.inverse(second, hidden.shape[0]))
   x = x._replace(reference=other)
   picked = choice.choose(plan, x, layout, implementation)
   js = _Program(plan, picked, layout).differentiable(x)['js']
   return jnp.maximum(js, 0.0)  # rounding may take 0 below it
+
+
+def _two(temperatures):
+  """Returns two temperatures; raises for another number of them."""
+  if not isinstance(temperatures, tuple | list) or len(temperatures) != 2:
+    raise ValueError(
+      f'temperatures={temperatures!r} must be two, each a scalar or [N].'
+    )
+  return temperatures
 
 
 def token_loss(
@@ -210,20 +224,43 @@ def token_loss(
     ValueError: for shapes, dtypes, names or numbers that do not fit.
     NotImplementedError: an implementation that was asked for cannot serve.
   """
-  spec = arguments.spec_of(want, softcap, valid, reference, beta)
+  vocab = arguments.ids_of(hidden, unembed, None, layout)
+  spec = arguments.spec_of(vocab, want, softcap, valid, reference, beta)
   plan = arguments.plan_of(
     hidden, unembed, targets, reference, spec=spec, block=block
   )
-  arguments.check_rows(len(hidden), weight=weight, **data)
+  checks.rows(hidden.shape[0], weight=weight, **data)
+  weight = jnp.asarray(weight, jnp.float32)
+  data = {name: jnp.asarray(x) for name, x in data.items()}
+  _check_objective(fn, spec, data)
   paired = reference if spec.reference else None
   x = arguments.inputs(hidden, unembed, targets, temperature, paired)
   picked = choice.choose(plan, x, layout, implementation)
   form = _Program(plan, picked, layout)
   whole, inverse = arguments.folded(x, spec), x.policy.inverse
-  sums = form.loss(fn, whole, weight, dict(data))
+  sums = form.loss(fn, whole, weight, data)
   if inverse is None or whole is x:
     return sums
   return sums._replace(d_hidden=sums.d_hidden * inverse)
+
+
+def _check_objective(fn: xla_token.Objective, spec: algebra.Spec, data):
+  """Raises ValueError unless fn gives f32 [n] and a mapping of f32 [n]."""
+  row = jax.ShapeDtypeStruct((3,), jnp.float32)
+  rows = {k: jax.ShapeDtypeStruct((3,), x.dtype) for k, x in data.items()}
+  found = jax.eval_shape(fn, dict.fromkeys(algebra.names(spec), row), rows)
+  if not isinstance(found, tuple) or len(found) != 2:
+    raise ValueError(
+      'fn must return (objective [n], {name: [n]}); {} where nothing is to be'
+      f' summed. It returned {found}.'
+    )
+  objective, aux = found
+  for name, x in {'objective': objective, **dict(aux)}.items():
+    if getattr(x, 'shape', None) != row.shape or x.dtype != row.dtype:
+      raise ValueError(
+        f'fn returned {name} {x} for tokens {row}; it must be f32 [n], one'
+        ' number for each token.'
+      )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -238,21 +275,18 @@ class _Program:
     """Returns the statistics of the plan, f32 [N] each."""
     if self.picked.name == 'reference':
       return reference.vocab_stats(self.plan, x)
+    if self.layout is not None:
+      # Here, so that cotangents leave the rule where its inputs lie.
+      x = self.layout.place(x, self.inputs(x))
     return _recomputed(self, x)
 
   def spread(self, run, in_specs, out_specs):
     """Returns `run`, over the mesh if there is one."""
-    if self.layout is None:
-      return run
     # Rules lie outside shard_map: inside, cotangents of replicated outputs
     # would arrive divided by the size of the vocabulary axis.
-    return jax.shard_map(
-      run,
-      mesh=self.layout.mesh,
-      in_specs=in_specs,
-      out_specs=out_specs,
-      check_vma=False,
-    )
+    if self.layout is None:
+      return run
+    return self.layout.spread(run, in_specs, out_specs)
 
   @property
   def local(self) -> Plan:
@@ -344,16 +378,20 @@ class _Program:
 
   def _two_sweeps(self, fn, x: Inputs, weight, data) -> xla_token.Sums:
     live = weight != 0
-    found = self.forward(x)
-    basic = {k: found[k][:, 0] for k in self.plan.spec.names}
+    x = _only(live, x)
+
+    def basic(hidden, unembed):
+      policy = x.policy._replace(hidden=hidden, unembed=unembed)
+      return self.differentiable(x._replace(policy=policy))
+
+    found, pull_logits = jax.vjp(basic, *x.policy[:2])
     objective, pull, (stats, aux) = jax.vjp(
-      lambda s: xla_token.objective_of(fn, s, data), basic, has_aux=True
+      lambda s: xla_token.objective_of(fn, s, data), found, has_aux=True
     )
     # Dead rows may hold NaN in `data`: their cotangent is cut, not multiplied.
     (g,) = pull(-weight)
-    g = {k: jnp.where(live, v, 0.0)[:, None] for k, v in g.items()}
-    constants = algebra.constants(self.plan.spec, found, g)
-    d_hidden, d_unembed = self.backward(x, constants)
+    g = {k: jnp.where(live, v, 0.0) for k, v in g.items()}
+    d_hidden, d_unembed = pull_logits(g)
 
     def kept(a):
       return jnp.where(live, a, 0.0)
@@ -365,6 +403,18 @@ class _Program:
       d_unembed,
       {k: kept(v) for k, v in stats.items()},
     )
+
+
+def _only(live, x: Inputs) -> Inputs:
+  """Returns inputs with zeros in place of dead tokens' hidden states."""
+
+  def cut(side: Side) -> Side:
+    if side.hidden is None:
+      return side
+    return side._replace(hidden=jnp.where(live[:, None], side.hidden, 0))
+
+  ref = None if x.reference is None else cut(x.reference)
+  return x._replace(policy=cut(x.policy), reference=ref)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))

@@ -5,6 +5,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
+from rljax_kernels import checks
 from rljax_kernels.vocab_stats import algebra, program
 from rljax_kernels.vocab_stats.program import Inputs, Plan, Side
 
@@ -18,7 +19,7 @@ class Reference:
     unembed: [V, Dq] or [Dq, V], of the same ids.
     temperature: scalar or [N], positive.
     softcap: None or c, for logits c * tanh(x / c).
-    valid: None or the number of real ids.
+    valid: None or the number of real ids; see `vocab_stats`.
   """
 
   hidden: jax.Array
@@ -35,19 +36,17 @@ jax.tree_util.register_dataclass(
 
 def inputs(hidden, unembed, targets, temperature, reference) -> Inputs:
   """Returns the arrays of a program, columns [N, 1] where a row has one."""
-  rows = hidden.shape[:1]
+  count = hidden.shape[0]
   ref = None
   if reference is not None:
     ref = Side(
-      jax.lax.stop_gradient(reference.hidden),
-      jax.lax.stop_gradient(reference.unembed),
-      inverse(reference.temperature, rows),
+      jax.lax.stop_gradient(jnp.asarray(reference.hidden)),
+      jax.lax.stop_gradient(jnp.asarray(reference.unembed)),
+      inverse(reference.temperature, count, 'reference.temperature'),
     )
-  policy = Side(hidden, unembed, inverse(temperature, rows))
-  # Wide integers would wrap around when they become int32.
-  if targets.dtype.itemsize > 4:
-    targets = targets.clip(-1, 2**31 - 1)
-  return Inputs(policy, jnp.asarray(targets, jnp.int32)[:, None], ref)
+  scale = inverse(temperature, count)
+  policy = Side(jnp.asarray(hidden), jnp.asarray(unembed), scale)
+  return Inputs(policy, checks.ids(targets=targets)[:, None], ref)
 
 
 def folded(x: Inputs, spec: algebra.Spec) -> Inputs:
@@ -63,54 +62,61 @@ def folded(x: Inputs, spec: algebra.Spec) -> Inputs:
   return x._replace(policy=Side(hidden * inverse, unembed, None))
 
 
-def inverse(temperature, rows: tuple[int, ...]) -> jax.Array | None:
-  """Returns 1 / temperature [N, 1], or None for 1; raises below 0."""
-  if not isinstance(temperature, jax.Array):  # which may be traced
-    shape = getattr(temperature, 'shape', ())
-    if not (temperature.min() if shape else temperature) > 0:
-      raise ValueError(f'temperature is {temperature}; it must be positive.')
-    if not shape and temperature == 1:
-      return None
-  inverse = 1.0 / jnp.asarray(temperature, jnp.float32)
-  if inverse.shape not in ((), rows):
+def inverse(temperature, tokens: int, name='temperature') -> jax.Array | None:
+  """Returns 1 / temperature [N, 1], or None for 1; see `checks.inverse`."""
+  found = checks.inverse(temperature, tokens, name)
+  return None if found is None else found[:, None]
+
+
+def ids_of(hidden, unembed, vocab_axis, layout) -> int:
+  """Returns how many ids all shards hold; raises for what does not fit."""
+  if layout is not None and vocab_axis is not None:
     raise ValueError(
-      f'temperature {inverse.shape} must be a scalar or {rows}, one a token.'
+      f'vocab_axis={vocab_axis!r} is for use inside a shard_map, layout for use'
+      ' outside: give one of them.'
     )
-  return jax.lax.stop_gradient(jnp.broadcast_to(inverse, rows)[:, None])
+  parts = 1 if vocab_axis is None else checks.vocab_axis(vocab_axis)
+  wide = checks.pair(hidden, unembed)
+  return parts * program.vocab_size(unembed, wide)
 
 
-def spec_of(want, softcap, valid, reference, beta) -> algebra.Spec:
-  """Returns what is to be computed, or raises for a name that is none."""
+def spec_of(vocab: int, want, softcap, valid, reference, beta) -> algebra.Spec:
+  """Returns what is to be computed, or raises for what cannot be."""
+  paired = _paired(want, reference)
+  check_beta(beta)
+  policy = bend_of(softcap, valid, vocab)
+  ref = None
+  if reference is not None:
+    ref = bend_of(reference.softcap, reference.valid, vocab, 'reference.')
+  names = {'logp', 'lse'}
+  for name in want:
+    names |= set(algebra.DERIVED.get(name, (name,)))
+  order = (*algebra.PLAIN, *(algebra.PAIRED if paired else ()))
+  return algebra.Spec(
+    tuple(name for name in order if name in names),
+    policy,
+    ref if paired else None,
+    beta,
+  )
+
+
+def _paired(want, reference) -> list[str]:
+  """Returns the names that need a reference; raises for what is no name."""
+  if isinstance(want, str):
+    raise ValueError(f'want={want!r} must be a sequence: want=({want!r},).')
   unknown = [name for name in want if name not in algebra.WANT]
   if unknown:
     raise ValueError(f'want={unknown} is not among {algebra.WANT}.')
   paired = [name for name in want if name in algebra.PAIRED]
   if paired and reference is None:
     raise ValueError(f'want={paired} needs a reference=Reference(...).')
-  check_beta(beta)
-  check_positive(softcap=softcap, valid=valid)
-  names = {'logp', 'lse'}
-  for name in want:
-    names |= set(algebra.DERIVED.get(name, (name,)))
-  order = (*algebra.PLAIN, *(algebra.PAIRED if paired else ()))
-  ref = None
-  if paired:
-    ref = algebra.Bend(reference.softcap, reference.valid)
-  return algebra.Spec(
-    tuple(name for name in order if name in names),
-    algebra.Bend(softcap, valid),
-    ref,
-    beta,
-  )
+  return paired
 
 
-def check_rows(rows: int, **arrays) -> None:
-  """Raises ValueError for an array that has not one number for each row."""
-  for name, array in arrays.items():
-    if jnp.shape(array) != (rows,):
-      raise ValueError(
-        f'{name} {jnp.shape(array)} must be ({rows},), a number for each token.'
-      )
+def bend_of(softcap, valid, vocab: int, prefix: str = '') -> algebra.Bend:
+  """Returns how logits of V ids are bent; `valid` of all of them is None."""
+  checks.bend(softcap, valid, vocab, prefix)
+  return algebra.Bend(softcap, None if valid == vocab else valid)
 
 
 def check_beta(beta: float) -> None:
@@ -119,49 +125,25 @@ def check_beta(beta: float) -> None:
     raise ValueError(f'beta={beta} must lie between 0 and 1.')
 
 
-def check_positive(**numbers) -> None:
-  """Raises ValueError for a number that is given and not positive."""
-  for name, number in numbers.items():
-    if number is not None and not number > 0:
-      raise ValueError(f'{name}={number} must be positive.')
-
-
 def plan_of(hidden, unembed, targets, reference, **options) -> Plan:
   """Returns the plan of arrays that fit, or raises for what does not."""
-  shapes = f'hidden {hidden.shape}, unembed {unembed.shape}'
-  wide = _wide(hidden, unembed, 'unembed')
-  check_positive(block=options.get('block'), N=len(hidden))
-  if targets.shape != hidden.shape[:1]:
-    raise ValueError(f'targets {targets.shape} must be [N]; {shapes}.')
-  if not jnp.issubdtype(targets.dtype, jnp.integer):
-    raise ValueError(f'targets are {targets.dtype}; ids are integers.')
+  wide = checks.pair(hidden, unembed)
+  checks.positive(block=options.get('block'))
+  checks.rows(hidden.shape[0], targets=targets)
   if reference is None:
     return Plan(wide=wide, **options)
-  ref_wide = _wide(reference.hidden, reference.unembed, 'reference.unembed')
+  checks.arrays(**{'reference.hidden': reference.hidden})
+  ref_wide = checks.pair(
+    reference.hidden, reference.unembed, 'reference.unembed'
+  )
   sizes = (
     program.vocab_size(unembed, wide),
     program.vocab_size(reference.unembed, ref_wide),
   )
-  if sizes[0] != sizes[1] or len(reference.hidden) != len(hidden):
+  if sizes[0] != sizes[1] or reference.hidden.shape[0] != hidden.shape[0]:
     raise ValueError(
       f'The reference, hidden {reference.hidden.shape} and unembed'
-      f' {reference.unembed.shape}, has other tokens or ids than {shapes}.'
+      f' {reference.unembed.shape}, has other tokens or ids than hidden'
+      f' {hidden.shape} and unembed {unembed.shape}.'
     )
   return Plan(wide=wide, ref_wide=ref_wide, **options)
-
-
-def _wide(hidden, unembed, name: str) -> bool:
-  """Returns whether an unembedding is [D, V]; raises if it is neither."""
-  shapes = f'hidden {hidden.shape}, {name} {unembed.shape}'
-  if hidden.ndim != 2 or unembed.ndim != 2:
-    raise ValueError(f'Need hidden [N, D] and unembed [V, D], got {shapes}.')
-  if hidden.shape[1] not in unembed.shape:
-    raise ValueError(
-      f'Model widths differ: {shapes}; {name} is [V, D] or [D, V].'
-    )
-  for array in (hidden, unembed):
-    if array.dtype not in (jnp.float32, jnp.bfloat16):
-      raise ValueError(
-        f'{array.dtype} is not supported ({shapes}); use bfloat16 or float32.'
-      )
-  return hidden.shape[1] != unembed.shape[1]

@@ -44,13 +44,13 @@ def choose(
     ValueError: there is no such implementation.
     NotImplementedError: the one that was asked for cannot serve.
   """
-  if layout is not None and plan.vocab_axis is not None:
-    raise ValueError(
-      f'vocab_axis={plan.vocab_axis!r} is for use inside a shard_map, layout'
-      ' for use outside: give one of them.'
-    )
+  if layout is not None:
+    vocab = program.vocab_size(x.policy.unembed, plan.wide)
+    layout.check(x.targets.shape[0], vocab)
   if name is not None:
     return _asked(plan, x, layout, name)
+  if not x.targets.size:
+    return Choice('xla_token', 'there is no token')
   device = layout.mesh.devices.flat[0] if layout else None
   kind: Any = device.device_kind if device else None
   refused = tpu_tile.refusal(plan, x, tpu_tile.chip_of(kind))

@@ -98,7 +98,19 @@ def vocab_size(unembed: jax.Array, wide: bool) -> int:
 def dot(x, y, wide: bool):
   """Returns x [n, k] times y [v, k] transposed, or y [k, v] if wide, in f32."""
   dims = (((1,), (0,)), ((), ())) if wide else (((1,), (1,)), ((), ()))
-  return jax.lax.dot_general(x, y, dims, preferred_element_type=jnp.float32)
+  return _product(x, y, dims)
+
+
+def _product(x, y, dims):
+  # Accelerators would round float32 inputs of a product to fewer bits.
+  exact = jnp.float32 in (x.dtype, y.dtype)
+  return jax.lax.dot_general(
+    x,
+    y,
+    dims,
+    precision=jax.lax.Precision.HIGHEST if exact else None,
+    preferred_element_type=jnp.float32,
+  )
 
 
 def offset(plan: Plan, x: Inputs):
@@ -209,7 +221,4 @@ def products(dz, hidden, unembed, wide: bool):
   d_hidden = dot(dz.astype(unembed.dtype), unembed, not wide)
   dz = dz.astype(hidden.dtype)
   pair = (hidden, dz) if wide else (dz, hidden)
-  dims = (((0,), (0,)), ((), ()))
-  return d_hidden, jax.lax.dot_general(
-    *pair, dims, preferred_element_type=jnp.float32
-  )
+  return d_hidden, _product(*pair, (((0,), (0,)), ((), ())))

@@ -19,8 +19,8 @@ def logits(side: Side, bend: algebra.Bend, wide: bool = False) -> jax.Array:
 
 
 def _mean(p, values):
-  """Returns the mean of values under p; ids that p bans do not count."""
-  return jnp.sum(jnp.where(p > 0, p * jnp.where(p > 0, values, 0.0), 0.0), 1)
+  """Returns the mean of values [N, V] under p."""
+  return jnp.sum(p * values, axis=1)
 
 
 def _at(log_p, targets):
@@ -56,18 +56,27 @@ def vocab_stats(plan: Plan, x: Inputs) -> dict[str, jax.Array]:
     if q.hidden is None:
       q, wide = x.policy._replace(inverse=q.inverse), plan.wide
     z = logits(q, plan.spec.reference, wide)
-    found |= _paired(plan, jax.lax.stop_gradient(z), x.targets, p, log_p)
+    found |= _paired(plan, jax.lax.stop_gradient(z), x.targets, full)
   return {name: found[name] for name in plan.spec.names}
 
 
-def _paired(plan: Plan, z, targets, p, log_p) -> dict[str, jax.Array]:
-  log_q = jax.nn.log_softmax(z)
-  q, beta = jnp.exp(log_q), plan.spec.beta
+def _paired(plan: Plan, z, targets, full) -> dict[str, jax.Array]:
+  log_q, beta = jax.nn.log_softmax(z), plan.spec.beta
+  p, q = jnp.exp(full), jnp.exp(log_q)
   mixed = (1 - beta) * p + beta * q
   mix = jnp.log(jnp.where(mixed > 0, mixed, 1.0))
+  js = (1 - beta) * _mean(p, _finite(full) - mix)
   return {
     'ref_logp': _at(log_q, targets),
-    'kl_pq': _mean(p, log_p - log_q),
-    'kl_qp': _mean(q, log_q - jnp.where(p > 0, log_p, -jnp.inf)),
-    'js': (1 - beta) * _mean(p, log_p - mix) + beta * _mean(q, log_q - mix),
+    'kl_pq': _divergence(full, log_q),
+    'kl_qp': _divergence(log_q, full),
+    'js': js + beta * _mean(q, _finite(log_q) - mix),
   }
+
+
+def _divergence(log_p, log_q):
+  """Returns KL(p || q), [N]; inf, without a gradient, where q bans more."""
+  may, can = jnp.isfinite(log_p), jnp.isfinite(log_q)
+  gap = jnp.where(may & can, _finite(log_p) - _finite(log_q), 0.0)
+  kl = _mean(jnp.exp(log_p), gap)
+  return jnp.where(jnp.any(may & ~can, axis=1), jnp.inf, kl)

@@ -185,7 +185,9 @@ def _empty(plan: Plan, fn: Objective, x: Inputs, data) -> Sums:
   count = x.targets.shape[0]
   row = jax.ShapeDtypeStruct((1,), jnp.float32)
   _, aux = jax.eval_shape(
-    fn, dict.fromkeys(algebra.names(plan.spec), row), {k: row for k in data}
+    fn,
+    dict.fromkeys(algebra.names(plan.spec), row),
+    {k: jax.ShapeDtypeStruct((1,), v.dtype) for k, v in data.items()},
   )
   return Sums(
     jnp.float32(0),
