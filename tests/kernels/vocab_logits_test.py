@@ -121,6 +121,29 @@ class GatherTest(parameterized.TestCase):
     for x in pulled:
       np.testing.assert_array_equal(x, 0.0)
 
+  def test_cotangents_of_ids_that_are_not_there(self):
+    hidden, unembed = np.ones((1, 4), np.float32), np.ones((9, 4), np.float32)
+    ids = np.array([[-1, 3, 9]], np.int32)
+    run = oracle.pull(lambda h, w: rljax_kernels.gather_logits(h, w, ids))
+    _, pulled = run(hidden, unembed, np.float32([[np.nan, 2.0, np.inf]]))
+    np.testing.assert_array_equal(pulled[0], np.full((1, 4), 2.0))
+    np.testing.assert_array_equal(pulled[1][3], np.full(4, 2.0))
+    np.testing.assert_array_equal(np.delete(pulled[1], 3, 0), 0.0)
+
+  @parameterized.parameters(False, True)
+  def test_rows_of_one_id_at_a_time(self, columns):
+    n, k, d, v = 48, 40, 64, 2000
+    h, w = jnp.zeros((n, d)), jnp.zeros((d, v) if columns else (v, d))
+    ids, g = jnp.zeros((n, k), jnp.int32), jnp.ones((n, k))
+    run = oracle.pull(lambda h, w: rljax_kernels.gather_logits(h, w, ids))
+    program = jax.jit(run).lower(h, w, g).compile()
+    every = n * k * d * 4
+    # The sums of the backward pass are results, and there once more.
+    spare = 2 * (n + v) * d * 4
+    temporaries = program.memory_analysis().temp_size_in_bytes
+    self.assertLess(temporaries, spare + every // 4)
+    self.assertNotRegex(program.as_text(), rf'\[({n},{k}|{k},{n}),{d}\]')
+
   def test_bfloat16(self):
     c = oracle.bfloat16(oracle.case(9, 64, 50))
     ids = np.random.default_rng(0).integers(0, 50, (9, 4), np.int32)
@@ -133,29 +156,45 @@ class GatherTest(parameterized.TestCase):
 
 
 BAD = (
-  ('width', dict(hidden=(4, 9)), r'\(4, 9\).*\(50, 8\)'),
-  ('float16', dict(dtype=np.float16), 'float16'),
-  ('temperature', dict(temperature=-1), 'temperature=-1'),
-  ('ids', dict(ids=np.zeros(4, np.int32)), r'ids \(4,\)'),
-  ('float_ids', dict(ids=np.zeros((4, 2))), 'float'),
+  ('width', dict(hidden=np.zeros((4, 9))), r'\(4, 9\).*\(50, 8\)'),
+  ('list', dict(hidden=[[0.0] * 8] * 4), 'hidden is a list'),
+  ('float16', dict(hidden=np.zeros((4, 8), np.float16)), 'float16'),
+  ('temperature', dict(temperature=-1), 'temperature.{1,4}-1'),
+)
+BAD_IDS = (
+  ('flat', np.zeros(4, np.int32), r'ids \(4,\)'),
+  ('float', np.zeros((4, 2)), 'float'),
+  ('list', [[1, 2]] * 4, 'ids is a list'),
+)
+BAD_COUNTS = (
   ('k_of_0', dict(k=0), r'k=0 .*\[1, 50\]'),
   ('k_of_all', dict(k=41, valid=40), r'k=41 .*\[1, 40\]'),
+  ('float_k', dict(k=3.0), 'k=3.0 must be an integer'),
   ('block', dict(k=4, block=0), 'block=0'),
+)
+PAIR = dict(
+  hidden=np.zeros((4, 8), np.float32), unembed=np.zeros((50, 8), np.float32)
 )
 
 
 class BadInputTest(parameterized.TestCase):
   @parameterized.named_parameters(*BAD)
   def test_is_refused(self, changes, message):
-    changes = dict(changes)
-    hidden = np.zeros(
-      changes.pop('hidden', (4, 8)), changes.pop('dtype', np.float32)
-    )
-    fn, last = rljax_kernels.vocab_topk, changes.pop('k', 3)
-    if 'ids' in changes:
-      fn, last = rljax_kernels.gather_logits, changes.pop('ids')
     with self.assertRaisesRegex(ValueError, message):
-      fn(hidden, np.zeros((50, 8), np.float32), last, **changes)
+      rljax_kernels.vocab_topk(k=3, **(PAIR | changes))
+    ids = np.zeros((4, 2), np.int32)
+    with self.assertRaisesRegex(ValueError, message):
+      rljax_kernels.gather_logits(ids=ids, **(PAIR | changes))
+
+  @parameterized.named_parameters(*BAD_IDS)
+  def test_ids_are_refused(self, ids, message):
+    with self.assertRaisesRegex(ValueError, message):
+      rljax_kernels.gather_logits(ids=ids, **PAIR)
+
+  @parameterized.named_parameters(*BAD_COUNTS)
+  def test_counts_are_refused(self, options, message):
+    with self.assertRaisesRegex(ValueError, message):
+      rljax_kernels.vocab_topk(**(PAIR | options))
 
 
 @pytest.mark.parametrize('kind', [np.int8, np.uint8, np.int16, np.int64])

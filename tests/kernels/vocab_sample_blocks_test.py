@@ -134,6 +134,33 @@ class BlocksTest(parameterized.TestCase):
     wanted = wanted[row, np.asarray(drawn.token)[row]]
     np.testing.assert_allclose(drawn.logp[row], wanted, atol=1e-5)
 
+  @parameterized.parameters(
+    (np.int8, 100, {}), (np.uint32, 2**32 - 1, {}),
+    (np.int64, 2**32 + 1, dict(top_k=3)),
+  )  # fmt: skip
+  def test_forced_ids_of_any_width(self, kind, wide, limits):
+    # Cut to 32 bits, 2^32 + 1 would be id 1, and 2^32 - 1 a free row.
+    states, unembed = np.ones((2, 4), np.float32), np.ones((120, 4), np.float32)
+    drawn = rljax_kernels.vocab_sample(
+      states, unembed, None, forced=np.array([7, wide], kind), **limits
+    )
+    np.testing.assert_array_equal(drawn.token, [7, min(wide, 2**31 - 1)])
+    outside = -np.log(120) if kind == np.int8 else -np.inf
+    np.testing.assert_allclose(drawn.logp, [-np.log(120), outside], rtol=1e-6)
+    np.testing.assert_allclose(drawn.entropy, np.log(120), rtol=1e-6)
+
+  @parameterized.parameters(dict(), dict(top_p=0.9), dict(block=128))
+  def test_uniforms_that_are_none(self, **options):
+    c = oracle.case(6, 8, 300)
+    u = np.array([-3.0, 0.0, 1.0, 7.0, np.nan, LAST], np.float32)
+    c = dataclasses.replace(
+      c, hidden=c.hidden[[0, 0, 1, 1, 1, 1]], temperature=np.ones(6, np.float32)
+    )
+    drawn = rljax_kernels.vocab_sample(c.hidden, c.unembed, u, **options)
+    self.assertEqual(drawn.token[0], drawn.token[1])
+    np.testing.assert_array_equal(drawn.token[2:], drawn.token[5])
+    self.assertTrue(np.isfinite(drawn.logp).all())
+
   def test_extreme_temperatures_and_logits(self):
     c = oracle.case(4, 8, 300, spread=60.0)
     cold = np.array([1e-12, 1e-3, 1e3, 1e12], np.float32)
@@ -277,38 +304,66 @@ class GumbelTest(parameterized.TestCase):
     self.assertLess(abs(chi - (v - 1)), 4 * np.sqrt(2 * (v - 1)))
 
 
+KEYS = jax.random.split(jax.random.key(0), 4)
 BAD = (
-  ('three_dims', dict(hidden=(2, 3, 4)), r'hidden \(2, 3, 4\)'),
-  ('width', dict(hidden=(4, 9)), r'\(4, 9\).*\(50, 8\)'),
-  ('uniform', dict(uniform=(5,)), r'uniform \(5,\)'),
+  ('list', dict(hidden=[[0.0] * 8] * 4), 'hidden is a list; pass an array'),
+  ('three_dims', dict(hidden=np.zeros((2, 3, 4))), r'hidden \(2, 3, 4\)'),
+  ('width', dict(hidden=np.zeros((4, 9))), r'\(4, 9\).*\(50, 8\)'),
+  ('float16', dict(hidden=np.zeros((4, 8), np.float16)), 'float16'),
+  ('uniform', dict(uniform=np.zeros(5, np.float32)), r'uniform \(5,\)'),
+  ('uniform_list', dict(uniform=[0.5] * 4), 'uniform is a list'),
+  ('uniform_int', dict(uniform=np.zeros(4, np.int32)), 'uniform is int32'),
+  ('uniform_narrow', dict(uniform=np.zeros(4, np.float16)), 'is float16; draw'),
   ('forced', dict(forced=np.zeros((4, 1), np.int32)), r'forced \(4, 1\)'),
-  ('float16', dict(dtype=np.float16), 'float16'),
-  ('temperature', dict(temperature=0.0), 'temperature=0.0'),
+  ('forced_list', dict(forced=[1, 2, 3, 4]), 'forced is a list'),
+  ('forced_float', dict(forced=np.zeros(4)), 'forced are float64; .*integers'),
+  ('temperature', dict(temperature=0.0), 'temperature.{1,4}0.0'),
   ('temperatures', dict(temperature=np.ones(3)), r'temperature \(3,\)'),
   ('softcap', dict(softcap=-1.0), 'softcap=-1.0'),
   ('valid', dict(valid=51), r'valid=51 .*\[1, 50\]'),
   ('block', dict(block=100), 'block=100'),
+  ('float_block', dict(block=128.0), 'block=128.0'),
+)
+BAD_LIMITS = (
   ('top_k', dict(top_k=-1), 'top_k=-1'),
+  ('float_top_k', dict(top_k=2.0), 'top_k=2.0 must be an integer'),
   ('top_p', dict(top_p=0.0), 'top_p=0.0'),
+  ('top_p_array', dict(top_p=np.full(4, 0.5)), 'top_p=.* number of Python'),
+  ('top_p_nan', dict(top_p=float('nan')), 'top_p=nan'),
   ('min_p', dict(min_p=2.0), 'min_p=2.0'),
+)
+BAD_KEYS = (
+  ('none', None, 'keys is None; pass'),
+  ('raw', jax.random.split(jax.random.PRNGKey(0), 4), r'no typed keys; pass'),
+  ('count', KEYS[:3], r'keys \(3,\)'),
+  ('kind', jax.random.split(jax.random.key(0, impl='rbg'), 4), 'threefry'),
 )
 
 
 class BadInputTest(parameterized.TestCase):
-  @parameterized.named_parameters(*BAD)
+  @parameterized.named_parameters(*BAD, *BAD_LIMITS)
   def test_is_refused(self, changes, message):
-    changes = dict(changes)
-    hidden = np.zeros(
-      changes.pop('hidden', (4, 8)), changes.pop('dtype', np.float32)
+    options = dict(
+      hidden=np.zeros((4, 8), np.float32),
+      unembed=np.zeros((50, 8), np.float32),
+      uniform=np.zeros(4, np.float32),
     )
-    uniform = np.zeros(changes.pop('uniform', (4,)), np.float32)
     with self.assertRaisesRegex(ValueError, message):
-      rljax_kernels.vocab_sample(hidden, np.zeros((50, 8)), uniform, **changes)
+      rljax_kernels.vocab_sample(**(options | changes))
+    if 'uniform' in changes or (changes.keys() & {'top_k', 'top_p', 'min_p'}):
+      return
+    del options['uniform']
+    with self.assertRaisesRegex(ValueError, message):
+      rljax_kernels.gumbel_sample(keys=KEYS, **(options | changes))
 
-  def test_keys_of_another_kind_are_refused(self):
-    keys = jax.random.split(jax.random.key(0, impl='rbg'), 4)
-    with self.assertRaisesRegex(ValueError, 'threefry'):
-      rljax_kernels.gumbel_sample(np.zeros((4, 8)), np.zeros((50, 8)), keys)
+  @parameterized.named_parameters(*BAD_KEYS)
+  def test_keys_are_refused(self, keys, message):
+    states, unembed = (
+      np.zeros((4, 8), np.float32),
+      np.zeros((50, 8), np.float32),
+    )
+    with self.assertRaisesRegex(ValueError, message):
+      rljax_kernels.gumbel_sample(states, unembed, keys)
 
 
 @pytest.mark.aot

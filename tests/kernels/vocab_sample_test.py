@@ -1,6 +1,7 @@
 """Tests of sampling by inverse CDF: exact sets, log-probs and frequencies."""
 
 import functools
+import itertools
 
 from absl.testing import parameterized
 import jax
@@ -206,6 +207,28 @@ TRUNCATED = (
 )  # fmt: skip
 
 
+def kept_by_definition(weights, top_k, top_p, min_p) -> np.ndarray:
+  """Returns which ids of one row of integers stay, bool [V]."""
+  above = weights[None] > weights[:, None]
+  fewer = above.sum(1) < (top_k or len(weights))
+  lighter = (above * weights).sum(1) < top_p * weights.sum()
+  return fewer & (lighter | (top_p == 1)) & (weights >= min_p * weights.max())
+
+
+def left_in_turn(p, order, options) -> list[float]:
+  """Returns what stays where each limit renormalizes; p falls, [V]."""
+  p = list(p)
+  for name in order:
+    total, limit = sum(p), options.get(name)
+    if limit and name == 'top_k':
+      p = p[:limit]
+    elif limit and name == 'top_p':
+      p = [x for i, x in enumerate(p) if sum(p[:i]) < limit * total]
+    elif limit:
+      p = [x for x in p if x >= limit * p[0]]
+  return p
+
+
 class TruncationTest(parameterized.TestCase):
   @parameterized.named_parameters(*TRUNCATED)
   def test_exact_sets(self, p, options, stays):
@@ -213,6 +236,37 @@ class TruncationTest(parameterized.TestCase):
     limits = truncation.Limits(**options)
     kept = truncation.keep(mass, mass.sum(1), *limits) & (mass > 0)
     np.testing.assert_array_equal(np.flatnonzero(kept), stays)
+
+  def test_every_combination_by_its_definition(self):
+    # Numbers that float32 holds, with many ties.
+    weights = np.random.default_rng(0).integers(0, 9, (40, 7))
+    weights[:, 3] = 8
+    mass = jnp.asarray(weights / 8, jnp.float32)
+    total = mass.sum(1)
+    grid = (0, 1, 3, 9), (0.25, 0.5, 0.8125, 1.0), (0.0, 0.375, 0.5, 1.0)
+    for limits in itertools.product(*grid):
+      found = truncation.keep(mass, total, *limits)
+      wanted = [kept_by_definition(row, *limits) for row in weights]
+      positive = weights > 0  # others are never drawn
+      np.testing.assert_array_equal(found & positive, wanted & positive)
+
+  @parameterized.parameters(
+    # What is left of (.4, .3, .2, .1): ours, vLLM's, that of transformers.
+    (dict(top_k=3), 3, 3, 3),
+    (dict(top_p=0.75), 3, 3, 3),
+    (dict(min_p=0.4), 3, 3, 3),
+    (dict(top_k=3, top_p=0.75), 3, 2, 2),
+    (dict(top_p=0.75, min_p=0.4), 3, 2, 3),
+  )
+  def test_libraries_that_renormalize_keep_no_more(
+    self, options, ours, vllm, transformers
+  ):
+    p = [0.4, 0.3, 0.2, 0.1]
+    drawn = many(log_of(p), grid(50), **options)
+    self.assertLen(set(np.asarray(drawn.token)), ours)
+    orders = ('min_p', 'top_k', 'top_p'), ('top_k', 'top_p', 'min_p')
+    for order, wanted in zip(orders, (vllm, transformers), strict=True):
+      self.assertLen(left_in_turn(p, order, options), wanted)
 
   @parameterized.named_parameters(*TRUNCATED[4:5], *TRUNCATED[-2:])
   def test_draws_and_log_probs(self, p, options, stays):
@@ -271,3 +325,35 @@ class PickTest(parameterized.TestCase):
     u = np.array([0.0, 0.5, LAST], np.float32)
     found = jax.jit(rljax_kernels.pick)(mass, u)
     np.testing.assert_array_equal(found, [500, 730, 730])
+
+  def test_uniforms_that_are_none(self):
+    mass = np.zeros((5, 400), np.float32)
+    mass[:, 3:390] = 1.0
+    u = np.array([-1.0, 1.0, 2.0, np.inf, np.nan], np.float32)
+    np.testing.assert_array_equal(
+      rljax_kernels.pick(mass, u), [3, 389, 389, 389, 389]
+    )
+
+  def test_edges(self):
+    none = np.zeros(0, np.float32)
+    found = rljax_kernels.pick(np.zeros((0, 9), np.float32), none)
+    self.assertEqual((found.shape, found.dtype), ((0,), jnp.int32))
+    half = np.float32([0.5])
+    for mass in (np.ones((1, 1), np.float32), np.zeros((1, 300), np.float32)):
+      np.testing.assert_array_equal(rljax_kernels.pick(mass, half), [0])
+    # Narrow masses are added up in float32.
+    wide = jnp.ones((1, 4096), jnp.bfloat16)
+    np.testing.assert_array_equal(rljax_kernels.pick(wide, half), [2048])
+
+  @parameterized.parameters(
+    ([[0.5, 0.5]], np.zeros(1, np.float32), 'mass is a list'),
+    (np.ones(3, np.float32), np.zeros(3, np.float32), r'mass \(3,\)'),
+    (np.ones((1, 0), np.float32), np.zeros(1, np.float32), r'mass \(1, 0\)'),
+    (np.ones((1, 3), np.int32), np.zeros(1, np.float32), 'mass is int32'),
+    (np.ones((2, 3), np.float32), np.zeros(1, np.float32), r'uniform \(1,\)'),
+    (np.ones((1, 3), np.float32), [0.5], 'uniform is a list'),
+    (np.ones((1, 3), np.float32), np.zeros(1, np.int32), 'uniform is int32'),
+  )
+  def test_is_refused(self, mass, uniform, message):
+    with self.assertRaisesRegex(ValueError, message):
+      rljax_kernels.pick(mass, uniform)

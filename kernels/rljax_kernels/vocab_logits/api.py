@@ -1,17 +1,17 @@
 """Logits of a few ids a row: the largest ones, or given ones."""
 
+from collections.abc import Callable
 import functools
-from typing import Any
+import numbers
 
 import jax
 import jax.numpy as jnp
 
-from rljax_kernels import logits
+from rljax_kernels import checks, logits
 from rljax_kernels.layout import Layout
 
 # Logits a block: few, large products, and far from all of them.
-_VALUES = 1 << 20
-_NO_ID = 2**31 - 1
+_BLOCK_LOGITS = 1 << 20
 
 
 def vocab_topk(
@@ -25,12 +25,15 @@ def vocab_topk(
   layout: Layout | None = None,
   block: int | None = None,
 ) -> tuple[jax.Array, jax.Array]:
-  """Returns the k likeliest ids of each row, without [N, V].
+  """Returns the k likeliest ids of each row, without all logits.
+
+  Logits of a block of ids at a time: about 2^20 of them, but 256 ids at least.
+  It is data: no gradient passes; pass the ids to `gather_logits` for one.
 
   Args:
-    hidden: [N, D], float32 or bfloat16.
+    hidden: [N, D], float32 or bfloat16; N may be 0.
     unembed: [V, D] or [D, V]; a square one is [V, D].
-    k: at most the number of real ids.
+    k: an integer from 1 to the number of real ids.
     temperature: scalar or [N], positive; divides the logits.
     softcap: None or c, for logits c * tanh(x / c).
     valid: None or the number of real ids; the rest of V is padding.
@@ -46,20 +49,16 @@ def vocab_topk(
   """
   form = logits.make_form(hidden, unembed, softcap, valid, layout)
   real = valid or form.width(unembed)
-  if not 0 < k <= real or (block is not None and block <= 0):
-    raise ValueError(f'k={k} must be in [1, {real}], block={block} positive.')
+  if not isinstance(k, numbers.Integral) or not 0 < k <= real:
+    raise ValueError(f'k={k} must be an integer in [1, {real}].')
+  checks.positive(block=block)
   inverse = logits.inverse_of(temperature, hidden.shape[0])
   run = functools.partial(_topk, k=k, form=form, block=block)
   if layout is not None:
     rows, vocab = logits.specs(layout, form)
-    run = jax.shard_map(
-      run,
-      mesh=layout.mesh,
-      in_specs=(rows, vocab, rows),
-      out_specs=rows,
-      check_vma=False,
-    )
-  return run(hidden, unembed, inverse)
+    run = layout.spread(run, (rows, vocab, rows), rows)
+  hidden, unembed = jnp.asarray(hidden), jnp.asarray(unembed)
+  return run(*jax.lax.stop_gradient((hidden, unembed)), inverse)
 
 
 def _topk(hidden, unembed, inverse, *, k, form, block):
@@ -82,7 +81,7 @@ def _topk(hidden, unembed, inverse, *, k, form, block):
 def _scan(hidden, unembed, inverse, k, form, block):
   """Returns this shard's largest logits, their ids, and its softmax sums."""
   count, vocab = hidden.shape[0], form.width(unembed)
-  width = min(block or max(_VALUES // max(count, 1), 256), vocab)
+  width = min(block or max(_BLOCK_LOGITS // max(count, 1), 256), vocab)
 
   def body(i, carry):
     value, index, top, total = carry
@@ -122,14 +121,20 @@ def gather_logits(
 ) -> jax.Array:
   """Returns the logits of given ids, f32 [N, K].
 
-  Differentiable in `hidden` and `unembed`. An id outside the vocabulary, or a
-  banned one, has the logit -inf and no gradient; nothing is read for it.
-  Temporaries are [N, D], for one id of each row at a time.
+  Differentiable in `hidden` and `unembed`, in reverse mode; no gradient reaches
+  the temperature. Cotangents are added up in float32, those of ids that come
+  twice too, and rounded to the type of their array at the end. An id outside
+  the vocabulary, or a banned one, has the logit -inf; whatever its cotangent
+  is, it has no gradient, and nothing is read for it.
+
+  What is formed: the rows of one id of each token at a time, [N, D], never
+  [N, K, D]. The backward pass adds up in f32 [N, D] and, as large as the
+  unembedding, f32 [V, D].
 
   Args:
-    hidden: [N, D], float32 or bfloat16.
+    hidden: [N, D], float32 or bfloat16; N may be 0.
     unembed: [V, D] or [D, V]; a square one is [V, D].
-    ids: i32 [N, K].
+    ids: integers [N, K]; K may be 0.
     temperature: scalar or [N], positive; divides the logits.
     softcap: None or c, for logits c * tanh(x / c).
     valid: None or the number of real ids; the rest of V is banned.
@@ -139,14 +144,12 @@ def gather_logits(
     ValueError: for shapes, dtypes or values that do not fit.
   """
   form = logits.make_form(hidden, unembed, softcap, valid, layout)
+  checks.arrays(ids=ids)
   if ids.ndim != 2 or ids.shape[0] != hidden.shape[0]:
     raise ValueError(f'ids {ids.shape} must be [N, K]; hidden {hidden.shape}.')
-  if not jnp.issubdtype(ids.dtype, jnp.integer):
-    raise ValueError(f'ids must be integers, got {ids.dtype}.')
-  # Wide integers would wrap around when they become int32.
-  ids = ids.clip(-1, _NO_ID) if ids.dtype.itemsize > 4 else ids
-  ids = jnp.asarray(ids, jnp.int32)
+  ids = checks.ids(ids=ids)
   inverse = logits.inverse_of(temperature, hidden.shape[0])
+  hidden, unembed = jnp.asarray(hidden), jnp.asarray(unembed)
   return _gathered(hidden, unembed, ids, inverse, form, layout)
 
 
@@ -154,16 +157,10 @@ def gather_logits(
 # would arrive divided by the size of the vocabulary axis.
 @functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5))
 def _gathered(hidden, unembed, ids, inverse, form, layout):
-  run = functools.partial(_gather, form=form)
+  run = functools.partial(_local_logits, form=form)
   if layout is not None:
     rows, vocab = logits.specs(layout, form)
-    run = jax.shard_map(
-      run,
-      mesh=layout.mesh,
-      in_specs=(rows, vocab, rows, rows),
-      out_specs=rows,
-      check_vma=False,
-    )
+    run = layout.spread(run, (rows, vocab, rows, rows), rows)
   return run(hidden, unembed, ids, inverse)
 
 
@@ -173,23 +170,18 @@ def _gathered_fwd(hidden, unembed, ids, inverse, form, layout):
 
 
 def _gathered_bwd(form, layout, saved, cotangent):
-  run: Any = functools.partial(_scatter, form=form, split=())
+  split = layout.rows if layout else ()
+  run: Callable = functools.partial(_local_cotangents, form=form, split=split)
   if layout is not None:
     rows, vocab = logits.specs(layout, form)
-    run = jax.shard_map(
-      functools.partial(_scatter, form=form, split=layout.rows),
-      mesh=layout.mesh,
-      in_specs=(rows, vocab, rows, rows, rows),
-      out_specs=(rows, vocab),
-      check_vma=False,
-    )
+    run = layout.spread(run, (rows, vocab, rows, rows, rows), (rows, vocab))
   return *run(*saved, cotangent), None, None
 
 
 _gathered.defvjp(_gathered_fwd, _gathered_bwd)
 
 
-def _own(ids, unembed, form: logits.Form):
+def _local_ids(ids, unembed, form: logits.Form):
   """Returns ids inside this shard, clipped, and which of them are its own."""
   local, width = ids - form.offset(unembed), form.width(unembed)
   here = (ids >= 0) & (local >= 0) & (local < width)
@@ -198,16 +190,17 @@ def _own(ids, unembed, form: logits.Form):
   return jnp.clip(local, 0, width - 1), here
 
 
-def _gather(hidden, unembed, ids, inverse, *, form):
-  local, here = _own(ids, unembed, form)
+def _local_logits(hidden, unembed, ids, inverse, *, form):
+  """Returns the logits [N, K] of ids of all shards."""
+  local, here = _local_ids(ids, unembed, form)
   z = jax.lax.map(lambda i: logits.of_ids(hidden, unembed, i, form), local.T).T
   z = jnp.where(here, z * inverse[:, None], -jnp.inf)
   return z if form.axis is None else jax.lax.pmax(z, form.axis)
 
 
-def _scatter(hidden, unembed, ids, inverse, cotangent, *, form, split):
+def _local_cotangents(hidden, unembed, ids, inverse, cotangent, *, form, split):
   """Returns the cotangents of hidden [N, D] and of this shard's unembedding."""
-  local, here = _own(ids, unembed, form)
+  local, here = _local_ids(ids, unembed, form)
   dz = jnp.where(here, cotangent * inverse[:, None], 0.0)
   axis = 1 if form.columns else 0
 

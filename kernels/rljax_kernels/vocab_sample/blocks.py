@@ -18,18 +18,27 @@ from rljax_kernels.vocab_sample import cdf
 
 
 class Drawn(NamedTuple):
-  """A sampled id and what is known about it; everything [N], f32 but `token`.
+  """A sampled id of each row and what is known about it.
 
-  Log-probs are in nats. `logp` is that of the distribution the id was drawn
-  from; a forced id has the one without truncation.
+  Log-probs and entropy are in nats, of the logits after soft cap and bans.
+
+  Attributes:
+    token: i32 [N].
+    logp: f32 [N], of the distribution the id was drawn from: at the
+      temperature and truncated. A forced id has `logp_full` here.
+    logp_full: f32 [N], at the temperature, without truncation.
+    logp_unit: f32 [N], at temperature 1, without truncation.
+    entropy: f32 [N], at the temperature, without truncation.
+    kept: f32 [N], the probability mass that truncation kept, in (0, 1]; 1
+      without truncation. Where an id was drawn, logp = logp_full - log(kept).
   """
 
-  token: jax.Array  # i32
+  token: jax.Array
   logp: jax.Array
-  logp_full: jax.Array  # at the temperature, without truncation
-  logp_unit: jax.Array  # at temperature 1, without truncation
-  entropy: jax.Array  # at the temperature, without truncation
-  kept: jax.Array  # probability mass that truncation kept
+  logp_full: jax.Array
+  logp_unit: jax.Array
+  entropy: jax.Array
+  kept: jax.Array
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,11 +59,11 @@ class Rows(NamedTuple):
 
   inverse: jax.Array  # f32 [N], 1 / temperature
   uniform: jax.Array | None = None  # f32 [N]
-  forced: jax.Array | None = None  # i32 [N], -1 where free
+  forced: jax.Array | None = None  # i32 [N], negative where free
   keys: jax.Array | None = None  # u32 [N, 2], of Gumbel noise
 
 
-class Sums(NamedTuple):
+class SubSums(NamedTuple):
   """What pass 1 keeps of each sub-block, [N, S] each; z is a logit."""
 
   top: jax.Array  # largest z
@@ -75,7 +84,7 @@ class Moments(NamedTuple):
 
 
 def scan(hidden, unembed, rows: Rows, form: logits.Form, block: int):
-  """Returns `Sums` of this shard, and the logits [N, S, 128] if one block."""
+  """Returns `SubSums`, and the logits [N, S, 128] where one block is all."""
   vocab = form.width(unembed)
 
   def one(start, width):
@@ -106,7 +115,7 @@ def scan(hidden, unembed, rows: Rows, form: logits.Form, block: int):
   return sums, None
 
 
-def summarize(z, rows: Rows, start) -> Sums:
+def summarize(z, rows: Rows, start) -> SubSums:
   """Returns the sums of logits [N, S, 128] of ids from `start`."""
   inverse = rows.inverse[:, None, None]
   top = jnp.maximum(jnp.max(z, axis=2), logits.LOW)
@@ -118,7 +127,7 @@ def summarize(z, rows: Rows, start) -> Sums:
     ids = start + jnp.arange(z.shape[1] * cdf.WIDTH)
     noisy = z * inverse + _gumbel(rows.keys, ids).reshape(z.shape)
     score, best = jnp.max(noisy, axis=2), jnp.argmax(noisy, axis=2)
-  return Sums(
+  return SubSums(
     top,
     jnp.sum(mass, axis=2),
     jnp.sum(mass * scaled, axis=2),
@@ -139,7 +148,7 @@ def _gumbel(keys, ids) -> jax.Array:
   return -jnp.log(-jnp.log(uniform))
 
 
-def moments(sums: Sums, inverse: jax.Array) -> Moments:
+def moments(sums: SubSums, inverse: jax.Array) -> Moments:
   """Returns moments [N] of the sub-blocks [N, S] of all shards."""
   top = jnp.max(sums.top, axis=1)
   weight, unit = weights(sums, inverse), sums.top - top[:, None]
@@ -152,7 +161,7 @@ def moments(sums: Sums, inverse: jax.Array) -> Moments:
   return Moments(top, log_total, log_unit, log_total - spread / total)
 
 
-def weights(sums: Sums, inverse: jax.Array) -> jax.Array:
+def weights(sums: SubSums, inverse: jax.Array) -> jax.Array:
   """Returns what turns masses of sub-blocks into those of a row, [N, S]."""
   top = jnp.max(sums.top, axis=1, keepdims=True)
   return jnp.exp((sums.top - top) * inverse[:, None])
@@ -174,7 +183,7 @@ def draw(hidden, unembed, rows: Rows, form: logits.Form, plan: Plan) -> Drawn:
 
 
 def force(token: jax.Array, forced: jax.Array | None) -> jax.Array:
-  """Returns ids [N], the forced ones where those are not -1."""
+  """Returns ids [N], the forced ones where those are not negative."""
   return token if forced is None else jnp.where(forced >= 0, forced, token)
 
 
@@ -210,7 +219,7 @@ class _Shard(NamedTuple):
     return -(-self.width // cdf.WIDTH)
 
 
-def _token(shard: _Shard, rows: Rows, sums: Sums) -> jax.Array:
+def _token(shard: _Shard, rows: Rows, sums: SubSums) -> jax.Array:
   """Returns ids, i32 [N]; `sums` are of all shards."""
   if sums.score is not None and sums.best is not None:
     sub = jnp.argmax(sums.score, axis=1)
@@ -268,7 +277,7 @@ def _logit(shard: _Shard, token) -> jax.Array:
       shard.hidden, shard.unembed, local, 1, shard.form, shard.serial
     )[:, 0]
   else:
-    z = cdf.take(shard.z.reshape(local.shape[0], -1), local)
+    z = cdf.take(shard.z.reshape(local.shape[0], shard.subs * cdf.WIDTH), local)
   z = jnp.where(here, z, -jnp.inf)
   axis = shard.form.axis
   return z if axis is None else jax.lax.pmax(z, axis)

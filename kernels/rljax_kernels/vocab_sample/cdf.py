@@ -3,6 +3,8 @@
 import jax
 import jax.numpy as jnp
 
+from rljax_kernels import checks
+
 WIDTH = 128  # ids a sub-block; part of which id a uniform means
 
 
@@ -10,20 +12,48 @@ def pick(mass: jax.Array, uniform: jax.Array) -> jax.Array:
   """Returns the id at which the running sum of `mass` passes `uniform`.
 
   Two levels, so that no running sum over the whole vocabulary is formed: sums
-  of sub-blocks first, then the one that holds the uniform.
+  of sub-blocks first, then the one that holds the uniform. It is data: no
+  gradient passes.
 
   Args:
-    mass: f32 [N, V], non-negative, not all zero in a row.
-    uniform: f32 [N] in [0, 1).
+    mass: [N, V], floating; used as float32. Not negative, finite; the scale
+      of a row does not matter.
+    uniform: f32 [N] in [0, 1). Below 0 counts as 0; 1, more or NaN as the
+      largest number below 1.
 
   Returns:
-    i32 [N]; always an id of positive mass.
+    i32 [N]; always an id of positive mass, and 0 where a row has none.
+
+  Raises:
+    ValueError: for shapes or dtypes that do not fit.
   """
+  checks.arrays(mass=mass)
+  if mass.ndim != 2 or not mass.shape[1]:
+    raise ValueError(f'mass {mass.shape} must be [N, V] with V at least 1.')
+  if not jnp.issubdtype(mass.dtype, jnp.floating):
+    raise ValueError(f'mass is {mass.dtype}; it must be floating, as float32.')
+  uniform = checked(uniform, mass.shape[0])
+  mass = jax.lax.stop_gradient(jnp.asarray(mass, jnp.float32))
   blocks = split(mass, 0.0)
   block, share = locate(jnp.sum(blocks, axis=2), uniform)
   inner = jnp.take_along_axis(blocks, block[:, None, None], axis=1)[:, 0]
   index, _ = locate(inner, share)
   return (block * WIDTH + index).astype(jnp.int32)
+
+
+def checked(uniform: jax.Array, tokens: int) -> jax.Array:
+  """Returns uniforms as f32 [N] without a gradient.
+
+  Raises:
+    ValueError: for another shape or type; narrow ones hold too few numbers.
+  """
+  checks.rows(tokens, uniform=uniform)
+  if uniform.dtype not in (jnp.float32, jnp.float64):
+    raise ValueError(
+      f'uniform is {uniform.dtype}; draw it as float32, jax.random.uniform(key,'
+      f' ({tokens},)).'
+    )
+  return jax.lax.stop_gradient(jnp.asarray(uniform, jnp.float32))
 
 
 def split(x: jax.Array, filler: float) -> jax.Array:
@@ -39,12 +69,12 @@ def locate(mass: jax.Array, uniform: jax.Array) -> tuple[jax.Array, jax.Array]:
   """Returns where the running sum passes `uniform` of the total.
 
   Args:
-    mass: f32 [N, S], not all zero in a row.
-    uniform: f32 [N] in [0, 1].
+    mass: f32 [N, S].
+    uniform: f32 [N]; see `pick` for numbers outside of [0, 1).
 
   Returns:
-    i32 [N], an index of positive mass, and f32 [N] in [0, 1], how far into
-    its mass the uniform lies.
+    i32 [N], an index of positive mass (0 where there is none), and f32 [N],
+    how far into its mass the uniform lies, in [0, 1] or NaN as the uniform.
   """
   running = jnp.cumsum(mass, axis=1)
   goal = uniform * running[:, -1]

@@ -1,5 +1,6 @@
 """Top-k, top-p and min-p: they look at all logits of a row."""
 
+import numbers
 from typing import NamedTuple
 
 import jax
@@ -15,6 +16,22 @@ class Limits(NamedTuple):
   top_k: int = 0
   top_p: float = 1.0
   min_p: float = 0.0
+
+  def check(self) -> None:
+    """Raises ValueError for a limit that is none."""
+    if not isinstance(self.top_k, numbers.Integral) or self.top_k < 0:
+      raise ValueError(
+        f'top_k={self.top_k} must be an integer of Python, at least 0; 0 keeps'
+        ' all.'
+      )
+    if not isinstance(self.top_p, numbers.Real) or not 0 < self.top_p <= 1:
+      raise ValueError(
+        f'top_p={self.top_p} must be a number of Python in (0, 1]; 1 keeps all.'
+      )
+    if not isinstance(self.min_p, numbers.Real) or not 0 <= self.min_p <= 1:
+      raise ValueError(
+        f'min_p={self.min_p} must be a number of Python in [0, 1]; 0 keeps all.'
+      )
 
 
 def draw(
@@ -49,13 +66,17 @@ def draw(
 def keep(
   mass: jax.Array, total: jax.Array, top_k: int, top_p: float, min_p: float
 ) -> jax.Array:
-  """Returns which ids stay, bool [N, V].
+  """Returns which ids stay, bool [N, V]: those that every limit keeps.
+
+  Each limit looks at all of `mass`, so their order does not matter and nothing
+  is renormalized between them. Ids of equal mass stay or go together.
 
   Args:
     mass: f32 [N, V], the largest of a row is 1.
     total: f32 [N], sums of `mass`.
-    top_k: keep the k largest; 0 keeps all. Ties with the k-th stay.
-    top_p: keep the smallest set of largest masses that reaches this share.
+    top_k: keep ids with fewer than k strictly larger ones; 0 keeps all.
+    top_p: keep ids whose strictly larger ones hold less than this share of
+      the total; 1 keeps all.
     min_p: keep masses of at least this share of the largest.
   """
   floor = jnp.full(mass.shape[:1], min_p)
