@@ -63,6 +63,19 @@ class TokenLossTest(parameterized.TestCase):
     )
     token_losses.compare(c, weight, data, sums)
 
+  def test_the_gradient_of_the_loss_is_the_one_returned(self):
+    c = oracle.case(30, 8, 50)
+    weight, data = token_losses.inputs(30, dead=0.5)
+
+    def twice(h, w):
+      sums = compute(h, w, c.targets, weight, data, block=7, **c.options)
+      return 2.0 * sums.loss
+
+    pulled = jax.jit(jax.grad(twice, (0, 1)))(*c.arrays[:2])
+    sums = compute(*c.arrays, weight, data, block=7, **c.options)
+    np.testing.assert_allclose(pulled[0], 2 * sums.d_hidden, rtol=1e-6)
+    np.testing.assert_allclose(pulled[1], 2 * sums.d_unembed, rtol=1e-6)
+
   def test_arrays_of_numpy_and_whole_numbers(self):
     c = oracle.case(6, 8, 50)
     data = {'ids': np.arange(6), 'keep': np.array([True] * 3 + [False] * 3)}

@@ -196,7 +196,9 @@ def token_loss(
 
   For objectives that are separable over tokens. In token blocks (a CPU's
   choice) the gradients are computed beside the value and tokens of weight 0
-  are skipped; elsewhere a forward and a backward sweep are made.
+  are skipped; elsewhere a forward and a backward sweep are made. `jax.grad` of
+  `loss` gives the same gradients in `hidden` and `unembed`; everything else,
+  `weight`, `data` and `temperature` too, is constant to it.
 
   Args:
     fn: (statistics, data) to (objective f32 [n], mapping of f32 [n] that is
@@ -238,10 +240,32 @@ def token_loss(
   picked = choice.choose(plan, x, layout, implementation)
   form = _Program(plan, picked, layout)
   whole, inverse = arguments.folded(x, spec), x.policy.inverse
-  sums = form.loss(fn, whole, weight, data)
-  if inverse is None or whole is x:
-    return sums
-  return sums._replace(d_hidden=sums.d_hidden * inverse)
+  # A loop as long as there are live tokens has no gradient of its own.
+  sums = form.loss(fn, *jax.lax.stop_gradient((whole, weight, data)))
+  if inverse is not None and whole is not x:
+    sums = sums._replace(d_hidden=sums.d_hidden * inverse)
+  gradients = sums.d_hidden, sums.d_unembed
+  loss = _with_gradients(sums.loss, gradients, *x.policy[:2])
+  return sums._replace(loss=loss)
+
+
+@jax.custom_vjp
+def _with_gradients(loss, gradients, hidden, unembed):
+  """Returns the loss, whose gradients in hidden and unembed are known."""
+  return loss
+
+
+def _with_gradients_fwd(loss, gradients, hidden, unembed):
+  return loss, gradients
+
+
+def _with_gradients_bwd(gradients, cotangent):
+  given = (cotangent.astype(x.dtype) * x for x in gradients)
+  none: Any = None
+  return none, none, *given
+
+
+_with_gradients.defvjp(_with_gradients_fwd, _with_gradients_bwd)
 
 
 def _check_objective(fn: xla_token.Objective, spec: algebra.Spec, data):
