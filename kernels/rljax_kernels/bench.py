@@ -5,9 +5,9 @@
   python -m rljax_kernels.bench --peer=naive,tokamax --json
 
 Times are CPU seconds of the process, all threads, medians of runs that take
-turns, so that a busy machine changes them little and their ratios less.
-`--aot` compiles for chips that need not be there (see `chips`) and prints the
-memory a program takes beside its arguments and results.
+turns, so that a busy machine changes them little and their ratios less. With
+`--aot`, programs are compiled for chips that need not be there (see `chips`)
+and only the memory is shown that they take beside arguments and results.
 """
 
 import argparse
@@ -27,8 +27,27 @@ import rljax_kernels
 from rljax_kernels import chips
 
 _MIB = 2**20
-_N, _D, _V = 2048, 256, 32_768
 _COLUMNS = ('name', 'cpu_s', 'ratio_to_naive', 'temp_mib', 'platform')
+_PEERS = ('naive', 'tokamax')
+
+
+class Sizes(NamedTuple):
+  """How large the arrays are."""
+
+  tokens: int = 2048
+  width: int = 256
+  vocab: int = 32_768
+  drawn: tuple[int, int, int] = (64, 576, 49_152)  # the same, of samples
+
+
+FULL = Sizes()
+
+
+class Stop(NamedTuple):
+  """When to end: after so many rounds, or so many seconds."""
+
+  rounds: int
+  seconds: float
 
 
 class Work(NamedTuple):
@@ -40,20 +59,21 @@ class Work(NamedTuple):
   args: tuple
 
 
-def problem(seed: int = 0) -> dict[str, Any]:
+def problem(sizes: Sizes) -> dict[str, Any]:
   """Returns hidden states, an unembedding and data of a token loss."""
-  keys = iter(jax.random.split(jax.random.key(seed), 5))
+  keys = iter(jax.random.split(jax.random.key(0), 5))
+  tokens, width, vocab, _ = sizes
 
   def normal(*shape):
     return jax.random.normal(next(keys), shape)
 
   return {
-    'hidden': normal(_N, _D),
-    'unembed': normal(_V, _D) * 2 / _D**0.5,
-    'targets': jax.random.randint(next(keys), (_N,), 0, _V),
-    'weight': jnp.full(_N, 1 / _N, jnp.float32),
-    'old': -10.4 + 0.1 * normal(_N),
-    'advantage': normal(_N),
+    'hidden': normal(tokens, width),
+    'unembed': normal(vocab, width) * 2 / width**0.5,
+    'targets': jax.random.randint(next(keys), (tokens,), 0, vocab),
+    'weight': jnp.full(tokens, 1 / tokens, jnp.float32),
+    'old': -jnp.log(vocab) + 0.1 * normal(tokens),
+    'advantage': normal(tokens),
   }
 
 
@@ -118,40 +138,36 @@ def _stats_loss(entropy: bool, **options):
   )
 
 
-def works() -> list[Work]:
+def works(sizes: Sizes) -> list[Work]:
   """Returns the programs that run on this machine."""
-  full = problem()
-  half = {**full, 'weight': full['weight'] * (jnp.arange(_N) % 2)}
+  full = problem(sizes)
+  live = jnp.arange(sizes.tokens) % 2
+  half = {**full, 'weight': full['weight'] * live}
   found = []
   for entropy, suffix in ((False, ''), (True, ' + entropy')):
-    naive = f'naive{suffix}'
-    found += [
-      Work(naive, naive, _naive_loss(entropy), (full,)),
-      Work(f'token_loss{suffix}', naive, _token_loss(entropy), (full,)),
-      Work(f'vocab_stats{suffix}', naive, _stats_loss(entropy), (full,)),
-      Work(
-        f'vocab_stats{suffix}, xla_vocab',
-        naive,
-        _stats_loss(entropy, implementation='xla_vocab'),
-        (full,),
-      ),
-    ]
-  found.append(
-    Work('token_loss, half dead', 'naive', _token_loss(False), (half,))
-  )
-  return found + _sampling()
+    naive, blocks = f'naive{suffix}', {'implementation': 'xla_vocab'}
+    programs = {
+      naive: _naive_loss(entropy),
+      f'token_loss{suffix}': _token_loss(entropy),
+      f'vocab_stats{suffix}': _stats_loss(entropy),
+      f'vocab_stats{suffix}, xla_vocab': _stats_loss(entropy, **blocks),
+    }
+    found += [Work(k, naive, fn, (full,)) for k, fn in programs.items()]
+  dead = Work('token_loss, half dead', 'naive', _token_loss(False), (half,))
+  return [*found, dead, *_sampling(sizes)]
 
 
-def _sampling() -> list[Work]:
+def _sampling(sizes: Sizes) -> list[Work]:
+  tokens, width, vocab = sizes.drawn
   keys = jax.random.split(jax.random.key(1), 3)
-  hidden = jax.random.normal(keys[0], (64, 576))
-  unembed = jax.random.normal(keys[1], (49_152, 576)) / 24
-  uniform = jax.random.uniform(keys[2], (64,))
+  hidden = jax.random.normal(keys[0], (tokens, width))
+  unembed = jax.random.normal(keys[1], (vocab, width)) / width**0.5
+  uniform = jax.random.uniform(keys[2], (tokens,))
 
   def head(h, w, u):
     return jnp.max(h @ w.T, axis=1) + u
 
-  name = 'head matmul of 64 rows, V 49,152'
+  name = f'head matmul of {tokens} rows, V {vocab:,}'
   args = (hidden, unembed, uniform)
   return [
     Work(name, name, head, args),
@@ -159,10 +175,10 @@ def _sampling() -> list[Work]:
   ]
 
 
-def tokamax() -> list[Work]:
+def tokamax(sizes: Sizes) -> list[Work]:
   """Returns the same loss through tokamax; it needs Python 3.12."""
   fused = importlib.import_module('tokamax').linear_softmax_cross_entropy_loss
-  p = problem()
+  p = problem(sizes)
 
   def run(implementation):
     def loss(hidden, unembed, p):
@@ -183,28 +199,50 @@ def tokamax() -> list[Work]:
   ]
 
 
-def timed(todo: Sequence[Work], rounds: int) -> list[dict[str, Any]]:
+def timed(todo: Sequence[Work], stop: Stop) -> list[dict[str, Any]]:
   """Returns a row for each program, after runs that take turns."""
-  compiled = {w.name: jax.jit(w.fn).lower(*w.args).compile() for w in todo}
+  compiled = {}
+  for number, w in enumerate(todo, 1):
+    _tell(f'compiling {number} of {len(todo)}: {w.name}')
+    compiled[w.name] = jax.jit(w.fn).lower(*w.args).compile()
   spent: dict[str, list[float]] = {w.name: [] for w in todo}
-  for number in range(rounds + 1):
+  begun, number = time.monotonic(), 0
+  while number <= stop.rounds:
     for w in todo:
-      begun = time.process_time()
+      before = time.process_time()
       jax.block_until_ready(compiled[w.name](*w.args))
-      spent[w.name].append(time.process_time() - begun)
-    _tell(f'round {number} of {rounds}')
+      spent[w.name].append(time.process_time() - before)
+    passed = time.monotonic() - begun
+    _tell(
+      f'round {number} of {stop.rounds}, {passed:.0f} s'
+      + ('' if number else ' (to warm up; it does not count)')
+    )
+    number += 1
+    if passed > stop.seconds and 1 < number <= stop.rounds:
+      _tell(
+        f'stopped at --seconds={stop.seconds:g}: medians are of {number - 1} of'
+        f' {stop.rounds} rounds'
+      )
+      break
   median = {name: statistics.median(x[1:]) for name, x in spent.items()}
   platform = jax.devices()[0].device_kind
   return [
-    {
-      'name': w.name,
-      'cpu_s': round(median[w.name], 4),
-      'ratio_to_naive': round(median[w.name] / median[w.naive], 3),
-      'temp_mib': _temporaries(compiled[w.name]),
-      'platform': platform,
-    }
+    _row(
+      w.name,
+      platform,
+      round(median[w.name], 4),
+      round(median[w.name] / median[w.naive], 3),
+      _temporaries(compiled[w.name]),
+    )
     for w in todo
   ]
+
+
+def _row(
+  name, platform=None, cpu_s=None, ratio=None, temp_mib=None
+) -> dict[str, Any]:
+  values = name, cpu_s, ratio, temp_mib, platform
+  return dict(zip(_COLUMNS, values, strict=True))
 
 
 def _temporaries(compiled) -> float:
@@ -214,40 +252,36 @@ def _temporaries(compiled) -> float:
 # Compiling for chips that are not there.
 
 
-def _programs(chip: str) -> list[tuple[str, dict[str, Any]]]:
+def _programs_for(chip: str, peers: Sequence[str]):
   """Returns implementations to compile for a chip, with their options."""
-  blocks = [('xla_vocab', {}), ('xla_vocab', {'kl': True})]
-  if not chip.startswith('v'):
-    return blocks
-  kernels = [{}, {'kl': True}, {'tensor': 4}]
-  return [*(('pallas_tpu', options) for options in kernels), *blocks]
+  names = ['pallas_tpu', 'xla_vocab'] if chips.is_tpu(chip) else ['xla_vocab']
+  if chips.NAIVE in peers:
+    names.insert(0, chips.NAIVE)
+  found: list[tuple[str, dict]] = []
+  for name in names:
+    found += [(name, {}), (name, {'kl': True})]
+  if chips.is_tpu(chip):
+    found.append(('pallas_tpu', {'tensor': 4}))
+  return found
 
 
-def aot(wanted: Sequence[str]) -> list[dict[str, Any]]:
+def aot(wanted: Sequence[str], peers: Sequence[str]) -> list[dict[str, Any]]:
   """Returns a row for each chip and program."""
   rows = []
   for chip in wanted:
-    for name, options in _programs(chip):
-      more = ''.join(f', {k}={v}' for k, v in options.items())
-      _tell(f'compiling {name}{more} for {chip}')
+    for name, options in _programs_for(chip, peers):
+      title = name + ''.join(f', {k}={v}' for k, v in options.items())
+      _tell(f'compiling {title} for {chip}')
       found = chips.compiled_for(chip, name, **options)
-      rows.append(
-        {
-          'name': name + more,
-          'cpu_s': None,
-          'ratio_to_naive': None,
-          'temp_mib': _temporaries(found),
-          'platform': chip,
-        }
-      )
+      rows.append(_row(title, chip, temp_mib=_temporaries(found)))
   return rows
 
 
 def _tell(text: str) -> None:
-  """Shows what is being done, on a terminal."""
-  if sys.stderr.isatty():
-    sys.stderr.write(f'\r\033[K{text}')
-    sys.stderr.flush()
+  """Shows what is being done: on one line of a terminal, or in a log."""
+  start, end = ('\r\033[K', '') if sys.stderr.isatty() else ('', '\n')
+  sys.stderr.write(f'{start}{text}{end}')
+  sys.stderr.flush()
 
 
 def _table(rows: Sequence[dict[str, Any]]) -> str:
@@ -263,38 +297,100 @@ def _table(rows: Sequence[dict[str, Any]]) -> str:
   return '\n'.join(lines)
 
 
-def _peers(names: Sequence[str]) -> tuple[list[Work], list[str]]:
-  """Returns programs of other libraries, and why some are absent."""
-  if 'tokamax' not in names:
-    return [], []
-  if importlib.util.find_spec('tokamax') is None:
-    return [], ['tokamax: not installed; it needs Python 3.12']
-  return tokamax(), []
+def _names(known: Sequence[str]):
+  """Returns what reads names with commas between, among `known`."""
+
+  def read(text: str) -> list[str]:
+    names = text.split(',')
+    if unknown := [x for x in names if x not in known]:
+      raise argparse.ArgumentTypeError(
+        f'{", ".join(map(repr, unknown))} is not among {", ".join(known)};'
+        ' put commas between names'
+      )
+    return list(dict.fromkeys(names))
+
+  return read
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-  """Prints the table; returns the exit status."""
+def _at_least(least: float, kind: type):
+  """Returns what reads a number that is at least `least`."""
+
+  def read(text: str):
+    try:
+      number = kind(text)
+    except ValueError:
+      number = None
+    if number is None or not least <= number < float('inf'):
+      raise argparse.ArgumentTypeError(
+        f'{text!r} must be {"an integer" if kind is int else "a number"} of at'
+        f' least {least:g}'
+      )
+    return number
+
+  return read
+
+
+def _parser() -> argparse.ArgumentParser:
   parser = argparse.ArgumentParser(
     prog='python -m rljax_kernels.bench', description=__doc__,
     formatter_class=argparse.RawDescriptionHelpFormatter,
   )  # fmt: skip
-  parser.add_argument('--aot', default='', help='chips to compile for')
-  parser.add_argument('--peer', default='naive', help='naive, tokamax')
-  parser.add_argument('--rounds', type=int, default=7)
-  parser.add_argument('--json', action='store_true')
+  parser.add_argument(
+    '--aot', type=_names(chips.CHIPS), metavar='CHIPS',
+    help='compile for these instead of running here, with commas between:'
+    f' {", ".join(chips.CHIPS)}',
+  )  # fmt: skip
+  parser.add_argument(
+    '--peer', type=_names(_PEERS), default=['naive'], metavar='PEERS',
+    help=f'what to compare with, of {", ".join(_PEERS)} (default: naive;'
+    ' without --aot it always runs, since ratios are to it)',
+  )  # fmt: skip
+  parser.add_argument(
+    '--rounds', type=_at_least(1, int), default=5,
+    help='timed runs of each program, after one that warms up'
+    ' (default: %(default)s)',
+  )  # fmt: skip
+  parser.add_argument(
+    '--seconds', type=_at_least(0, float), default=180.0,
+    help='start no round after this time, but always time one'
+    ' (default: %(default)g)',
+  )  # fmt: skip
+  parser.add_argument(
+    '--json', action='store_true', help='print rows as JSON, not as a table'
+  )
+  return parser
+
+
+def _absent(options) -> str | None:
+  """Returns why tokamax is not in the table though it was asked for."""
+  if 'tokamax' not in options.peer:
+    return None
+  if options.aot:
+    return 'it is only timed, without --aot'
+  if importlib.util.find_spec('tokamax') is None:
+    return 'not installed; it needs Python 3.12: pip install tokamax'
+  return None
+
+
+def main(argv: Sequence[str] | None = None, sizes: Sizes = FULL) -> int:
+  """Prints the table; returns the exit status."""
+  parser = _parser()
   options = parser.parse_args(argv)
-  wanted = [x for x in options.aot.split(',') if x]
-  for chip in wanted:
-    if chip not in chips.CHIPS:
-      parser.error(f'--aot knows {", ".join(chips.CHIPS)}, not {chip!r}')
+  for chip in options.aot or ():
     if lacking := chips.missing(chip):
-      parser.error(lacking)
-  peers, absent = _peers(options.peer.split(','))
-  rows = aot(wanted) if wanted else timed([*works(), *peers], options.rounds)
-  _tell('')
+      parser.error(f'--aot={chip}: {lacking}')
+  absent = _absent(options)
+  if options.aot:
+    rows = aot(options.aot, options.peer)
+  else:
+    peers = 'tokamax' in options.peer and absent is None
+    todo = [*works(sizes), *(tokamax(sizes) if peers else ())]
+    rows = timed(todo, Stop(options.rounds, options.seconds))
+  if absent:
+    rows.append(_row(f'tokamax (absent: {absent})'))
+  if sys.stderr.isatty():
+    _tell('')
   sys.stdout.write((json.dumps(rows) if options.json else _table(rows)) + '\n')
-  for line in absent:
-    sys.stderr.write(line + '\n')
   return 0
 
 

@@ -1,7 +1,8 @@
 """Programs compiled for accelerators that need not be there.
 
-A TPU needs libtpu, a GPU the CUDA plugin of jax 0.12 (`jax-cuda13-plugin` and
-`jax-cuda13-pjrt`; no driver, no other package) and JAX_PLATFORMS=cpu.
+A TPU needs libtpu. A GPU needs the CUDA plugin of the same version as jax
+(`jax-cuda13-plugin` and `jax-cuda13-pjrt`; no driver, no other package; tried
+with 0.12.0.1) and JAX_PLATFORMS=cpu.
 """
 
 import importlib.util
@@ -50,7 +51,13 @@ _GPUS = {
   """
 }
 CHIPS = (*_TPUS, *_GPUS)
-_PARTS = ('plugin', 'pjrt')
+NAIVE = 'naive'
+_CUDA_PARTS = 'plugin', 'pjrt'
+
+
+def is_tpu(chip: str) -> bool:
+  """Whether one of `CHIPS` is a TPU."""
+  return chip in _TPUS
 
 
 def missing(chip: str) -> str | None:
@@ -62,7 +69,7 @@ def missing(chip: str) -> str | None:
   places = (plugins and plugins.submodule_search_locations) or ()
   if any(pathlib.Path(place, 'xla_cuda13').exists() for place in places):
     return None
-  names = ' '.join(f'jax-cuda13-{x}=={jax.__version__}' for x in _PARTS)
+  names = ' '.join(f'jax-cuda13-{x}=={jax.__version__}' for x in _CUDA_PARTS)
   return f'{chip} needs a compiler: pip install --no-deps {names}'
 
 
@@ -118,7 +125,7 @@ def compiled_for(
 
   Args:
     chip: one of `CHIPS`.
-    implementation: as for `vocab_stats`.
+    implementation: as for `vocab_stats`, or `NAIVE` for all logits in float32.
     kl: add KL(p || q) to a reference of the same size.
     tensor: chips that split the vocabulary.
     n: tokens.
@@ -134,18 +141,40 @@ def compiled_for(
     place = NamedSharding(mesh, PartitionSpec(*axes))
     return jax.ShapeDtypeStruct(shape, dtype, sharding=place)
 
-  def loss(h, w, t, *other):
-    reference = rljax_kernels.Reference(*other) if kl else None
-    want = ('logp', 'entropy', *(('kl_pq',) if kl else ()))
-    stats = rljax_kernels.vocab_stats(
-      h, w, t, want=want, reference=reference, layout=layout,
-      implementation=implementation,
-    )  # fmt: skip
-    return sum(jnp.sum(x) for x in stats.values())
-
   hidden = array((n, d), jnp.bfloat16, 'data')
   unembed = array((v, d), jnp.bfloat16, layout.vocab)
   targets = array((n,), jnp.int32, 'data')
   other = (hidden, unembed) if kl else ()
+  loss = _naive if implementation == NAIVE else _fused(implementation, layout)
   run = jax.jit(jax.value_and_grad(loss, (0, 1)))
   return run.lower(hidden, unembed, targets, *other).compile()
+
+
+def _fused(implementation: str | None, layout: rljax_kernels.Layout):
+  """Returns the sum of log-probs, entropies and, with two models, KLs."""
+
+  def loss(hidden, unembed, targets, *other):
+    reference = rljax_kernels.Reference(*other) if other else None
+    want = ('logp', 'entropy', *(('kl_pq',) if other else ()))
+    stats = rljax_kernels.vocab_stats(
+      hidden, unembed, targets, want=want, reference=reference, layout=layout,
+      implementation=implementation,
+    )  # fmt: skip
+    return sum(jnp.sum(x) for x in stats.values())
+
+  return loss
+
+
+def _naive(hidden, unembed, targets, *other):
+  """Returns the same from all logits, rounded to bfloat16 nowhere."""
+
+  def log_softmax(h, w):
+    z = jnp.einsum('nd,vd->nv', h, w, preferred_element_type=jnp.float32)
+    return jax.nn.log_softmax(z)
+
+  log_p = log_softmax(hidden, unembed)
+  logp = jnp.take_along_axis(log_p, targets[:, None], axis=1)
+  total = jnp.sum(logp) - jnp.sum(jnp.exp(log_p) * log_p)
+  if other:
+    total += jnp.sum(jnp.exp(log_p) * (log_p - log_softmax(*other)))
+  return total

@@ -1,8 +1,8 @@
 """Logits of a few ids a row: the largest ones, or given ones."""
 
-from collections.abc import Callable
 import functools
 import numbers
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -171,7 +171,7 @@ def _gathered_fwd(hidden, unembed, ids, inverse, form, layout):
 
 def _gathered_bwd(form, layout, saved, cotangent):
   split = layout.rows if layout else ()
-  run: Callable = functools.partial(_local_cotangents, form=form, split=split)
+  run: Any = functools.partial(_local_cotangents, form=form, split=split)
   if layout is not None:
     rows, vocab = logits.specs(layout, form)
     run = layout.spread(run, (rows, vocab, rows, rows, rows), (rows, vocab))
