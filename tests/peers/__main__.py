@@ -9,6 +9,10 @@ if a case failed. With a prefix, only cases whose id starts with it are run.
 import collections
 import sys
 
+from tests import environment
+
+environment.prepare()
+
 from tests.peers import adapters, golden
 
 
@@ -18,9 +22,9 @@ def main(path: str, prefix: str = '') -> int:
   cases = [case for case in file.cases if case.id.startswith(prefix)]
   counts: collections.Counter[str] = collections.Counter()
   for case in cases:
-    wrong = adapters.evaluate(case, file)
-    counts[adapters.verdict(case, wrong)] += 1
-    if wrong and case.id not in adapters.DECLARED:
+    verdict, wrong = adapters.evaluate(case, file)
+    counts[verdict] += 1
+    if verdict == 'failed':
       sys.stdout.write(f'{case.kind} {case.id}: {wrong}\n')
   names = ('matched', 'finite', 'declared', 'failed')
   text = ' '.join(f'{name} {counts[name]}' for name in names)

@@ -3,6 +3,7 @@
 from tests.peers import (
   advantages,
   correction,
+  divergence,
   golden,
   models,
   policy,
@@ -10,29 +11,37 @@ from tests.peers import (
   trl,
 )
 
-_MODULES = (advantages, correction, models, policy, preferences, trl)
+_MODULES = (
+  advantages,
+  correction,
+  divergence,
+  models,
+  policy,
+  preferences,
+  trl,
+)
 # By the name of the peer's function.
 ADAPTERS = {k: v for m in _MODULES for k, v in m.ADAPTERS.items()}
 # Comparable cases that we do not match, by id, with the derivation.
 DECLARED = {k: v for m in _MODULES for k, v in m.DECLARED.items()}
 
 
-def evaluate(case: golden.Case, file: golden.File) -> str | None:
-  """Returns what is wrong with our outputs of a case, or None."""
+def evaluate(case: golden.Case, file: golden.File) -> tuple[str, str | None]:
+  """Returns how a case fares, and what is wrong with our outputs, or None.
+
+  It has 'failed' or is 'matched', 'finite' (a case whose numbers in the peer
+  are not) or 'declared'.
+  """
   adapter = ADAPTERS.get(case.fn)
   if adapter is None:
-    return f'nothing computes {case.fn}'
+    return 'failed', f'nothing computes {case.fn}'
   try:
     found = adapter(case, file)
   except Exception as error:  # a failure of one case is not that of all
-    return f'{type(error).__name__}: {error}'
-  return golden.failure(case, found)
-
-
-def verdict(case: golden.Case, wrong: str | None) -> str:
-  """Returns 'matched', 'finite', 'declared' or 'failed'."""
-  if wrong and case.id in DECLARED:
-    return 'declared'
-  if wrong:
-    return 'failed'
-  return 'matched' if case.kind == 'comparable' else 'finite'
+    return 'failed', f'{type(error).__name__}: {error}'
+  wrong, declared = golden.failure(case, found), DECLARED.get(case.id)
+  if wrong is None:
+    return ('matched' if case.kind == 'comparable' else 'finite'), None
+  if declared and golden.failure(case, found, declared) is None:
+    return 'declared', wrong
+  return 'failed', wrong

@@ -306,11 +306,12 @@ ADAPTERS = {
   'get_off_policy_mask': off_policy,
   'get_high_entropy_mask': entropy_mask,
 }
-_NOISE = (
+_NOISE = golden.Declared(
+  ('grad_lp',),
   'The gradient of ρ · (e^x - 1 - x), x = ref_logp - logp, is -ρ · x. TRL adds'
   ' ρ · (e^x - 1 - x) and ρ · (1 - e^x), which here reach 1e24 and cancel: what'
   ' it returns is rounding, such as 3.6e16 where float64 gives 730. Loss and'
-  ' all other cases with this penalty agree.'
+  ' all other cases with this penalty agree.',
 )
 DECLARED = {
   f'trl/grpo/{kind}/token/kl_bias/big': _NOISE

@@ -117,16 +117,18 @@ ADAPTERS = {
   'GRPOTrainer._generate_and_score_completions': grpo_advantages,
   'RLOOTrainer._generate_and_score_completions': _rloo,
 }
-_MEAN = (
+_MEAN = golden.Declared(
+  ('advantages',),
   'TRL takes the mean of 0.3, 0.3, 0.3 and 0.30001 in float32, 7.5e-9 off;'
   ' over a deviation of 5.0e-6 + 1e-4 that is 7.1e-5. float64 of the same'
-  ' rewards gives -0.0237727 and 0.0713182, as we do.'
+  ' rewards gives -0.0237727 and 0.0713182, as we do.',
 )
-_EQUAL = (
+_EQUAL = golden.Declared(
+  ('advantages',),
   'TRL takes the baseline as (sum - r) / 3 in float32, so that the mean of all'
   ' advantages is 5e-9 off; over a deviation of 3.4e-6 + 1e-4 that is 4.8e-5,'
   ' also for groups of equal rewards. float64 of the same rewards gives 0,'
-  ' -0.0321614 and 0.0964841, as we do.'
+  ' -0.0321614 and 0.0964841, as we do.',
 )
 _GROUP = 'trl/adv/float_equal/group/sum_then_normalize/w1.0'
 _RLOO = 'trl/rloo_adv/float_equal/norm1/beta0.0'
