@@ -31,6 +31,7 @@ from rljax.objectives import (
   supervised,
   surrogates,
   targets,
+  tilting,
   token_baselines,
   trust_regions,
   weights,
@@ -339,6 +340,14 @@ ALONE = {
   targets: {
     'targets': Masking(('token', 'mask'), _targets),
     'usable': Masking(('token', 'mask'), _usable),
+  },
+  tilting: {
+    'tilted_cross_entropy': Masking(
+      ('wide', 'wide', 'mask'), settings=({'tilt': 0.0}, {'tilt': 0.5})
+    ),
+    'fused_tilted_cross_entropy': Masking(
+      ('wide', 'wide', 'mask'), _fused, ({'tilt': 0.5},)
+    ),
   },
   token_baselines: {
     'score_energy': Masking(

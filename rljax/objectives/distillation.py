@@ -255,6 +255,10 @@ def topk_forward_kl(
 def with_tail(logp: Array) -> Array:
   """Returns log-probs of K tokens and, as one more, of all the others.
 
+  They are logits of a small vocabulary: `jsd`, `reverse_kl` and `forward_kl` of
+  them are divergences of the likeliest tokens and a tail, never above those of
+  the whole vocabulary.
+
   Args:
     logp: f32 [..., K]; differentiated.
 

@@ -17,8 +17,9 @@ docstring names the gradient that the penalty has in expectation, on-policy:
 `ratio_corrected` is the last column. verl calls the second-last row `k1+`,
 `k3+`, `abs+`; its `kl`, `mse` and `low_var_kl` are `k1`, `k2` and `k3`, the
 latter with cap = 10. TRL has `k3`, ratio-corrected unless told otherwise.
-Divergences over the whole vocabulary are in `distributions` and
-`distillation`.
+Divergences over the whole vocabulary, or its likeliest part, are in
+`distillation` and `tilting`, where the policy is the student; their gradients
+need no expectation.
 """
 
 import jax
@@ -180,6 +181,8 @@ def ratio_corrected(
   Value and gradient of `k1` and `k3` become those of reverse_kl in
   expectation, on-policy and off it; those of `k2` and of the straight-through
   forms do not. On-policy ρ is 1 and still has a gradient: logp - sg(logp).
+  The gradient of corrected `k3` is ρ · k1 · ∇ log π at each token, not in
+  expectation alone; that of corrected `k1` is ρ · (k1 + 1) · ∇ log π.
   TRL's `use_bias_correction_kl`, on by default; DeepSeek-V3.2's unbiased KL.
 
   Args:

@@ -115,6 +115,38 @@ class TopKTest(parameterized.TestCase):
     )
     close(whole, kl + 0.4 * np.log(0.4 / 0.1))
 
+  @parameterized.parameters('jsd', 'reverse_kl', 'forward_kl')
+  def test_divergences_of_the_likeliest_and_a_tail(self, name):
+    divergence = getattr(distillation, name)
+    logits, other = HIDDEN @ UNEMBED.T, OTHER @ OTHER_UNEMBED.T
+    ids = np.argsort(-other, axis=1)
+    whole, parts = divergence(logits, other, MASK), []
+    for size in (1, 4, V):
+      chosen = (
+        distillation.topk_logp(x, ids[:, :size]) for x in (logits, other)
+      )
+      p, q = map(distillation.with_tail, chosen)
+      parts.append(divergence(p, q, MASK))
+    # Grouping tokens loses some of the difference; with all of them, none.
+    self.assertTrue((parts[0] <= parts[1] + 1e-6).all())
+    self.assertTrue((parts[1] <= whole + 1e-6).all())
+    np.testing.assert_allclose(parts[2], whole, atol=1e-4)
+    p, q = (
+      np.exp(distillation.topk_logp(x, ids[:, :1]))[:, 0]
+      for x in (logits, other)
+    )
+    m = 0.5 * (p + q)
+
+    def kl(p, q):
+      return p * np.log(p / q) + (1 - p) * np.log((1 - p) / (1 - q))
+
+    exact = {
+      'jsd': 0.5 * (kl(p, m) + kl(q, m)),
+      'reverse_kl': kl(p, q),
+      'forward_kl': kl(q, p),
+    }[name]
+    close(parts[0], exact * MASK, 1e-5)
+
   def test_a_full_tail_has_a_gradient(self):
     logp = np.log(np.array([[0.75, 0.25]], F32))
     tail = distillation.with_tail(logp)[0, 2]

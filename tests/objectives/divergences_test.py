@@ -47,6 +47,38 @@ class DivergencesTest(parameterized.TestCase):
     contracts.close(jax.jit(jax.grad(reverse))(theta), REVERSE)
     contracts.close(jax.jit(jax.grad(forward))(theta), FORWARD)
 
+  @parameterized.parameters(divergences.k1, divergences.k3)
+  def test_corrected_gradients_off_policy(self, estimator):
+    # Another policy drew the tokens, and the ratio is far from 1.
+    drawn = np.asarray(jax.nn.softmax(jnp.array([-1.0, 0.4, 0.9])))
+
+    def expected(theta):
+      logp = jax.nn.log_softmax(theta)
+      each = divergences.ratio_corrected(
+        estimator(logp, REF), logp - jnp.log(drawn)
+      )
+      return jnp.sum(drawn * each)
+
+    theta = jnp.asarray(THETA, jnp.float32)
+    value, slope = jax.jit(jax.value_and_grad(expected))(theta)
+    logp = jax.nn.log_softmax(theta)
+    contracts.close(value, jnp.sum(jnp.exp(logp) * (logp - REF)))
+    contracts.close(slope, REVERSE)
+
+  def test_corrected_k3_has_the_gradient_of_k1_at_each_token(self):
+    logp = jnp.log(jnp.array([0.2, 0.5, 0.9], jnp.float32))
+    ref, old = jnp.log(jnp.array([[0.7, 0.4, 0.1], [0.1, 0.6, 0.9]]))
+
+    def total(logp, estimator):
+      corrected = divergences.ratio_corrected(estimator(logp, ref), logp - old)
+      return jnp.sum(corrected)
+
+    ratio, k1 = jnp.exp(logp - old), logp - ref
+    found = jax.grad(total)(logp, divergences.k3)
+    contracts.close(found, ratio * k1, 1e-5)
+    found = jax.grad(total)(logp, divergences.k1)
+    contracts.close(found, ratio * (k1 + 1.0), 1e-5)
+
   @parameterized.parameters(1e-6, 1e-4, 1e-2, 0.029, 0.031, 0.3, 3.0)
   def test_k3_is_accurate_for_small_gaps(self, gap):
     for x in (gap, -gap):
