@@ -132,6 +132,11 @@ def test_kernels_alone(copy, tmp_path):
   text = archive.read('rljax_kernels-0.1.0.dist-info/METADATA').decode()
   needs = [x for x in text.splitlines() if x.startswith('Requires-Dist')]
   assert needs == ['Requires-Dist: jax>=0.10.2']
+  assert 'License-Expression: Apache-2.0' in text.splitlines()
+  license = archive.read('rljax_kernels-0.1.0.dist-info/licenses/LICENSE')
+  assert license == (sources.ROOT / 'LICENSE').read_bytes()
+  # Type checkers read the annotations of a package that says so.
+  assert 'rljax_kernels/py.typed' in archive.namelist()
 
 
 @pytest.mark.slow
