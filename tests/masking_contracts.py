@@ -301,7 +301,10 @@ ALONE = {
     'advantage': _PAIR,
     'penalty': _PAIR,
   },
-  divergences: {'ratio_corrected': _FILLED},
+  divergences: {
+    'ratio_corrected': _FILLED,
+    'k3_ratio_corrected': Masking(('token', 'token', 'token', 'mask'), _filled),
+  },
   preferences: {
     'aot': Masking(('token', 'token', 'mask'), _rows_flat),
     'kto': Masking(

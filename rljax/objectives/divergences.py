@@ -14,7 +14,8 @@ docstring names the gradient that the penalty has in expectation, on-policy:
 | `absolute` | biased, >= 0 | twice the total variation | another |
 | `..._straight_through` | of its estimator | reverse_kl | another |
 
-`ratio_corrected` is the last column. verl calls the second-last row `k1+`,
+`ratio_corrected` is the last column, `k3_ratio_corrected` that of `k3` without
+its cancellation. verl calls the second-last row `k1+`,
 `k3+`, `abs+`; its `kl`, `mse` and `low_var_kl` are `k1`, `k2` and `k3`, the
 latter with cap = 10. TRL has `k3`, ratio-corrected unless told otherwise.
 Divergences over the whole vocabulary, or its likeliest part, are in
@@ -199,6 +200,39 @@ def ratio_corrected(
   arguments.one_shape(divergence=divergence, log_ratio=log_ratio)
   arguments.positive(limit=limit)
   return divergence * jnp.exp(jnp.clip(log_ratio, -limit, limit))
+
+
+def k3_ratio_corrected(
+  logp: Array, other_logp: Array, old_logp: Array, *, limit: float = LIMIT
+) -> Array:
+  """Returns ρ · `k3`, ρ = exp(logp - old_logp), with its gradient in one term.
+
+  `ratio_corrected` of `k3` adds up ρ (exp(x) - 1 - x) and ρ (1 - exp(x)),
+  x = other_logp - logp, to a gradient of -ρ · x. In float32 nothing is left of
+  it for x beyond 17, as in TRL. Here -ρ · x is
+  the gradient: in expectation that of reverse_kl, on-policy and off it. For
+  tokens that the policy itself drew give `stop_gradient(logp)` as the old one.
+
+  Args:
+    logp: f32 [...], the policy; differentiated.
+    other_logp: f32 [...], the other model.
+    old_logp: f32 [...], the policy that sampled.
+    limit: bound on |x| and on |log ρ|; values and slopes beyond are those at
+      the bound, which still point to the other model. Above 40 the product may
+      overflow.
+
+  Returns:
+    f32 [...], never negative.
+
+  Reference: as `ratio_corrected`.
+  """
+  arguments.one_shape(logp=logp, other_logp=other_logp, old_logp=old_logp)
+  arguments.positive(limit=limit)
+  gap = jnp.clip(_difference(logp, other_logp), -limit, limit)
+  ratio = jnp.exp(jnp.clip(logp - old_logp, -limit, limit))
+  value = jax.lax.stop_gradient(k3(logp, other_logp, limit=limit) * ratio)
+  slope = jax.lax.stop_gradient(ratio * gap)
+  return value + slope * (logp - jax.lax.stop_gradient(logp))
 
 
 def _difference(logp: Array, other_logp: Array) -> Array:

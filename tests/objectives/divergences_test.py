@@ -65,6 +65,36 @@ class DivergencesTest(parameterized.TestCase):
     contracts.close(value, jnp.sum(jnp.exp(logp) * (logp - REF)))
     contracts.close(slope, REVERSE)
 
+  @parameterized.parameters(-4.0, -0.5, 0.0, 0.01, 2.0)
+  def test_corrected_k3_in_one_term_is_the_product(self, gap):
+    logp = jnp.log(jnp.array([0.2, 0.5, 0.9], jnp.float32))
+    other, old = logp + gap, jnp.log(jnp.array([0.1, 0.6, 0.9], jnp.float32))
+
+    def product(logp):
+      return divergences.ratio_corrected(
+        divergences.k3(logp, other), logp - old
+      )
+
+    def one_term(logp):
+      return divergences.k3_ratio_corrected(logp, other, old)
+
+    for fn in (lambda fn: fn, lambda fn: jax.grad(lambda x: jnp.sum(fn(x)))):
+      contracts.close(jax.jit(fn(one_term))(logp), fn(product)(logp), 1e-5)
+
+  @parameterized.parameters(18.0, -18.0, 39.0)
+  def test_corrected_k3_in_one_term_keeps_its_gradient(self, x):
+    # exp(39) is 8.7e16, of which float32 cannot take 39 away.
+    logp, old = jnp.array([-1.0]), jnp.array([-1.5])
+    other = logp + x
+
+    def total(logp):
+      return jnp.sum(
+        divergences.k3_ratio_corrected(logp, other, old, limit=40.0)
+      )
+
+    slope = jax.jit(jax.grad(total))(logp)
+    np.testing.assert_allclose(slope, [-np.exp(0.5) * x], rtol=1e-6)
+
   def test_corrected_k3_has_the_gradient_of_k1_at_each_token(self):
     logp = jnp.log(jnp.array([0.2, 0.5, 0.9], jnp.float32))
     ref, old = jnp.log(jnp.array([[0.7, 0.4, 0.1], [0.1, 0.6, 0.9]]))

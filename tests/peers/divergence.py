@@ -29,8 +29,8 @@ def penalty(case: golden.Case, file: golden.File) -> golden.Outputs:
   """kl_penalty, of tokens or enumerated over three of them."""
   del file
   name = case.kwargs['kl_penalty']
-  base, plus = name.removesuffix('+'), '+' if name.endswith('+') else ''
-  name = _OLD_NAMES.get(base, base) + plus
+  base = str(name).removesuffix('+')
+  name = _OLD_NAMES.get(base, base) + name[len(base) :]
   if 'theta' in case.inputs:
     corrected = case.kwargs['times_exp_lp_minus_sg_lp']
     arrays = case.inputs['theta'], case.inputs['ref_logits']

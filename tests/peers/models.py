@@ -170,8 +170,8 @@ ADAPTERS = {
 _FIRST = golden.Declared(
   ('after/',),
   'The first step of AdamW is lr g / (abs(g) + 1e-8). Where g is a sum over'
-  ' rows and tokens that cancels to 1.9e-8, its rounding, 3e-11 of terms of 1e-3,'
-  ' moves a parameter by 4e-4 of a step, 3.7e-6; 2.2e-6 is allowed. All'
+  ' rows and tokens that cancels to 1.9e-8, its rounding, 3e-11 of terms of'
+  ' 1e-3, moves a parameter by 4e-4 of a step, 3.7e-6; 2.2e-6 is allowed. All'
   ' gradients match, and AdamW in the cases of its own.',
 )
 DECLARED = {

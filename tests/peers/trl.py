@@ -60,6 +60,16 @@ def _surrogate(kind: str, log_ratio, logp, old, adv, mask, numbers):
   return surrogates.clip(log_ratio, adv, **clip)
 
 
+def _penalties(level: str, logp, ref, old, mask):
+  """Returns k3 of each token, plain and times the ratio of the level."""
+  present = [masked.fill(x, mask) for x in (logp, ref, old)]
+  plain = divergences.k3(*present[:2], limit=_FAR)
+  if level == 'token':
+    return plain, divergences.k3_ratio_corrected(*present, limit=_FAR)
+  ratio = _LEVELS[level](logp, old, mask)
+  return plain, divergences.ratio_corrected(plain, ratio, limit=_FAR)
+
+
 def _weight(kind: str, mask, rows, numbers):
   """Returns the weight of each token; TRL counts rows without tokens."""
   if kind in ('grpo', 'sapo'):
@@ -101,10 +111,7 @@ def _grpo(kind: str, level: str, vllm: str | None, numbers, arrays):
       weight = bound(measure(old, behavior, mask), mask, cap=numbers['cap'])
       out['is_ratio'] = jnp.where(mask > 0, weight, 1.0)
       objective *= weight
-    kl = divergences.k3(
-      masked.fill(logp, mask), masked.fill(arrays['ref_lp'], mask), limit=_FAR
-    )
-    corrected = divergences.ratio_corrected(kl, log_ratio, limit=_FAR)
+    kl, corrected = _penalties(level, logp, arrays['ref_lp'], old, mask)
     kl = jnp.where(numbers['corrected'], corrected, kl)
     out['kl'] = masked.mean(kl, mask)
     objective -= numbers['beta'] * kl
@@ -310,8 +317,8 @@ _NOISE = golden.Declared(
   ('grad_lp',),
   'The gradient of ρ · (e^x - 1 - x), x = ref_logp - logp, is -ρ · x. TRL adds'
   ' ρ · (e^x - 1 - x) and ρ · (1 - e^x), which here reach 1e24 and cancel: what'
-  ' it returns is rounding, such as 3.6e16 where float64 gives 730. Loss and'
-  ' all other cases with this penalty agree.',
+  ' it returns is rounding, such as 3.6e16 where float64 gives 730, as we do.'
+  ' Loss and all other cases with this penalty agree.',
 )
 DECLARED = {
   f'trl/grpo/{kind}/token/kl_bias/big': _NOISE
