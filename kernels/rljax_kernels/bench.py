@@ -272,7 +272,13 @@ def aot(wanted: Sequence[str], peers: Sequence[str]) -> list[dict[str, Any]]:
     for name, options in _programs_for(chip, peers):
       title = name + ''.join(f', {k}={v}' for k, v in options.items())
       _tell(f'compiling {title} for {chip}')
-      found = chips.compiled_for(chip, name, **options)
+      try:
+        found = chips.compiled_for(chip, name, **options)
+      except jax.errors.JaxRuntimeError as error:
+        if 'RESOURCE_EXHAUSTED' not in str(error):
+          raise
+        rows.append(_row(f'{title} (does not fit)', chip))
+        continue
       rows.append(_row(title, chip, temp_mib=_temporaries(found)))
   return rows
 

@@ -102,7 +102,13 @@ class AttentionTest(parameterized.TestCase):
       ((q[:, :, :3], k, v), {}, 'K divide H'),
       ((q, k[:, :4], v[:, :4]), {}, 'more queries'),
       ((q, k, v), dict(segment_ids=np.zeros((2, 3))), r'ids \(2, 3\)'),
+      ((q, k, v), dict(segment_ids=np.zeros((2, 12))), 'ids are float64'),
       ((q, k, v), dict(window=0), 'window=0'),
+      ((q, k, v), dict(window=2.0), 'window=2.0'),
+      ((q, k, v), dict(softcap=0), 'softcap=0'),
+      ((q, k, v), dict(scale=0.0), 'scale=0.0'),
+      (([[0.0]], k, v), {}, 'q is a list'),
+      ((q.astype(jnp.bfloat16), k, v), {}, 'bfloat16, float32, float32'),
       ((q, k, v), dict(implementation='flash'), "'flash'"),
       ((q.astype(jnp.float16), k, v), {}, 'float16'),
     ):
@@ -116,8 +122,39 @@ class AttentionTest(parameterized.TestCase):
       api.paged_decode(
         q[:, 0], store, store, row, pages, implementation='paged'
       )
-    with self.assertRaisesRegex(ValueError, r'lengths \(3,\)'):
-      api.paged_decode(q[:, 0], store, store, np.ones(3), pages)
+    for lengths, message in (
+      (np.ones(3, np.int32), r'lengths \(3,\)'),
+      (np.ones(2), 'lengths are float64'),
+      ([1, 2], 'lengths is a list'),
+    ):
+      with self.assertRaisesRegex(ValueError, message):
+        api.paged_decode(q[:, 0], store, store, lengths, pages)
+
+  def test_kernels_of_a_tpu_are_refused_elsewhere(self):
+    q = jnp.ones((1, 128, 2, 128))
+    with self.assertRaisesRegex(NotImplementedError, "'splash': .* on cpu"):
+      api.attention(q, q, q, implementation='splash')
+    store, one = jnp.ones((2, 4, 8, 128)), jnp.ones(1, jnp.int32)
+    with self.assertRaisesRegex(NotImplementedError, "'paged': .* on cpu"):
+      api.paged_decode(
+        q[:, 0], store, store, one, one[None], implementation='paged'
+      )
+
+  def test_scale(self):
+    q, k, v = inputs(12, 12)
+    found = api.attention(q, k, v, scale=0.3)
+    wanted = oracle(np.asarray(q) * 0.3 * np.sqrt(8), k, v)
+    np.testing.assert_allclose(found, wanted, atol=3e-6)
+
+  def test_pages_and_lengths_outside(self):
+    q, k, _ = inputs(1, 8)
+    store = np.asarray(k).transpose(2, 0, 1, 3)  # two pages of 8 positions
+    pages = np.array([[-7], [99]], np.int32)
+    run = jax.jit(api.paged_decode)
+    found = run(q[:, 0], store, store, np.array([-3, 99], np.int32), pages)
+    inside = np.array([1, 8], np.int32), np.array([[0], [1]], np.int32)
+    np.testing.assert_array_equal(found, run(q[:, 0], store, store, *inside))
+    self.assertTrue(np.isfinite(found).all())
 
 
 @pytest.fixture(scope='module')

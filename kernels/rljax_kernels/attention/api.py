@@ -1,13 +1,16 @@
 """Attention by whoever does it best on a platform; no kernel of its own."""
 
 import functools
+import math
 from typing import cast
 
 import jax
+from jax import core
 from jax.experimental.pallas.ops.tpu import paged_attention
 from jax.experimental.pallas.ops.tpu import splash_attention as splash
 import jax.numpy as jnp
 
+from rljax_kernels import checks
 from rljax_kernels.attention import xla
 
 _LANES = 128
@@ -27,28 +30,34 @@ def attention(
 ) -> jax.Array:
   """Returns softmax(cap(scale * q k)) v, [B, T, H, d] in the type of q.
 
-  Differentiable in q, k and v. On a TPU it is splash attention, elsewhere
-  `jax.nn`; it is chosen by the platform that the program is lowered for. Over
-  a mesh, call it inside `shard_map`: a TPU kernel is not split by itself.
+  Differentiable in q, k and v. On a TPU it is splash attention where T and S
+  are multiples of 128, elsewhere `jax.nn`, or its sums where there is a soft
+  cap; these form the logits [B, H, T, S]. It is chosen by the platform that the
+  program is lowered for. Over a mesh, call it inside `shard_map`: a TPU kernel
+  is not split by itself.
 
   Args:
     q: [B, T, H, d], float32 or bfloat16.
-    k: [B, S, K, d], where K divides H. With S > T the queries are the last T
-      of the S positions.
-    v: [B, S, K, d].
-    segment_ids: i32 [B, T], where T = S; only equal ids see each other.
+    k: [B, S, K, d] of the same type, where K divides H. With S > T the queries
+      are the last T of the S positions.
+    v: [B, S, K, d] of the same type.
+    segment_ids: integers [B, T], where T = S; only equal ids see each other.
     causal: whether a query sees no later position.
     window: None or how far a query sees: positions less than this apart.
     softcap: None or c, for logits c * tanh(x / c).
-    scale: of the logits; None means d ** -0.5.
+    scale: of the logits, positive; None means d ** -0.5.
     implementation: 'splash', 'xla' or None to choose.
 
   Raises:
     ValueError: for shapes, dtypes or values that do not fit.
-    NotImplementedError: if splash attention is asked for and cannot do it.
+    NotImplementedError: if splash attention is asked for and cannot do it, or
+      for arrays that do not lie on a TPU. Under `jit` that shows when jax
+      lowers the program, as an error of jax.
   """
-  _check_qkv(q, k, v, segment_ids, window)
-  form = xla.Form(causal, window, softcap, scale or q.shape[3] ** -0.5)
+  checks.arrays(q=q, k=k, v=v, segment_ids=segment_ids)
+  _check_qkv(q, k, v, segment_ids)
+  checks.positive(window=window)
+  form = _form(causal, window, softcap, scale, q.shape[3])
   with_xla = functools.partial(xla.attention, form=form)
   with_splash = functools.partial(_splash, form=form)
   refusal = _splash_refusal(q, k)
@@ -71,24 +80,32 @@ def paged_decode(
 ) -> jax.Array:
   """Returns attention of one query a row over its pages, [B, H, d].
 
-  On a TPU it is jax's paged attention kernel, elsewhere a gather.
+  On a TPU it is jax's paged attention kernel where d is a multiple of 128 and
+  `size` one of 8, elsewhere a gather of the pages of all rows.
 
   Args:
     q: [B, H, d], float32 or bfloat16.
-    k_pages: [K, P, size, d], P pages of `size` positions; K divides H.
-    v_pages: [K, P, size, d].
-    lengths: i32 [B], positions of a row, at least 1.
-    pages: i32 [B, M], the pages of a row in order, each in [0, P).
+    k_pages: [K, P, size, d] of the same type, P pages of `size` positions; K
+      divides H.
+    v_pages: [K, P, size, d] of the same type.
+    lengths: i32 [B], positions of a row; numbers outside of [1, M * size] count
+      as the nearest inside.
+    pages: i32 [B, M], the pages of a row in order; likewise, in [0, P).
     softcap: None or c, for logits c * tanh(x / c).
-    scale: of the logits; None means d ** -0.5.
+    scale: of the logits, positive; None means d ** -0.5.
     implementation: 'paged', 'xla' or None to choose.
 
   Raises:
     ValueError: for shapes, dtypes or values that do not fit.
-    NotImplementedError: if the TPU's kernel is asked for and cannot do it.
+    NotImplementedError: if the TPU's kernel is asked for and cannot do it; see
+      `attention`.
   """
+  checks.arrays(q=q, k_pages=k_pages, v_pages=v_pages)
+  lengths, pages = checks.ids(lengths=lengths), checks.ids(pages=pages)
   _check_pages(q, k_pages, v_pages, lengths, pages)
-  form = xla.Form(False, None, softcap, scale or q.shape[2] ** -0.5)
+  form = _form(False, None, softcap, scale, q.shape[2])
+  lengths = jnp.clip(lengths, 1, pages.shape[1] * k_pages.shape[2])
+  pages = jnp.clip(pages, 0, k_pages.shape[1] - 1)
   with_xla = functools.partial(xla.paged_decode, form=form)
   with_paged = functools.partial(_paged, form=form)
   return _choose(
@@ -104,12 +121,37 @@ def _choose(implementation, name, on_tpu, elsewhere, refusal, *args):
       f'implementation={implementation!r} is not {name!r}, "xla" or None.'
     )
   if implementation == name:
-    if refusal:
-      raise NotImplementedError(f'implementation={name!r}: {refusal}')
+    if refusal := refusal or _far_from_tpu(args):
+      raise NotImplementedError(
+        f'implementation={name!r}: {refusal} Pass None to choose.'
+      )
     return on_tpu(*args)
   if implementation == 'xla' or refusal:
     return elsewhere(*args)
   return jax.lax.platform_dependent(*args, tpu=on_tpu, default=elsewhere)
+
+
+def _form(causal, window, softcap, scale, width: int) -> xla.Form:
+  for name, number in (('softcap', softcap), ('scale', scale)):
+    if number is not None and not (
+      isinstance(number, int | float) and 0 < number < math.inf
+    ):
+      raise ValueError(
+        f'{name}={number} must be a positive number of Python, or None.'
+      )
+  return xla.Form(
+    bool(causal), window, softcap, width**-0.5 if scale is None else scale
+  )
+
+
+def _far_from_tpu(args) -> str:
+  """Returns where arrays lie that can be looked at, or '' on a TPU."""
+  for x in args:
+    if isinstance(x, jax.Array) and not isinstance(x, core.Tracer):
+      platform = next(iter(x.devices())).platform
+      if platform != 'tpu':
+        return f'it runs on a TPU, and arrays are on {platform}.'
+  return ''
 
 
 def _splash_refusal(q, k) -> str:
@@ -189,7 +231,7 @@ def _paged(q, k_pages, v_pages, lengths, pages, *, form: xla.Form):
   )
 
 
-def _check_qkv(q, k, v, segment_ids, window):
+def _check_qkv(q, k, v, segment_ids):
   shapes = f'q {q.shape}, k {k.shape}, v {v.shape}'
   if q.ndim != 4 or k.ndim != 4 or k.shape != v.shape:
     raise ValueError(f'Need q [B, T, H, d], k and v [B, S, K, d]: {shapes}.')
@@ -204,8 +246,8 @@ def _check_qkv(q, k, v, segment_ids, window):
     raise ValueError(
       f'segment_ids {segment_ids.shape} must be [B, T] and T = S: {shapes}.'
     )
-  if window is not None and window < 1:
-    raise ValueError(f'window={window} must be at least 1.')
+  if segment_ids is not None:
+    checks.ids(segment_ids=segment_ids)
   _check_types(q, k, v)
 
 
@@ -215,7 +257,11 @@ def _check_pages(q, k_pages, v_pages, lengths, pages):
     raise ValueError(f'Need q [B, H, d] and pages [K, P, size, d]: {shapes}.')
   if q.shape[2] != k_pages.shape[3] or q.shape[1] % k_pages.shape[0]:
     raise ValueError(f'd must be equal and K divide H: {shapes}.')
-  if lengths.shape != q.shape[:1] or pages.shape[:-1] != q.shape[:1]:
+  if (
+    lengths.shape != q.shape[:1]
+    or pages.shape[:-1] != q.shape[:1]
+    or not pages.shape[1]
+  ):
     raise ValueError(
       f'lengths {lengths.shape} must be [B] and pages {pages.shape} [B, M]:'
       f' {shapes}.'
@@ -224,5 +270,10 @@ def _check_pages(q, k_pages, v_pages, lengths, pages):
 
 
 def _check_types(*arrays):
-  if jnp.float16 in [x.dtype for x in arrays]:
-    raise ValueError('float16 is not supported; use bfloat16 or float32.')
+  types = [x.dtype for x in arrays]
+  if types[0] not in (jnp.float32, jnp.bfloat16) or len(set(types)) > 1:
+    found = ', '.join(map(str, types))
+    raise ValueError(
+      f'Types {found} must be one, float32 or bfloat16; float16 is not'
+      ' supported.'
+    )
