@@ -99,6 +99,114 @@ def handoff(begin: float, end: float | None = None, *, total: int) -> Schedule:
   )
 
 
+def warmup(peak: float, begin: float, *, total: int) -> Schedule:
+  """Returns a line from 0 at 0 to `peak`, and `peak` from there on.
+
+  Args:
+    peak: the value that is reached.
+    begin: fraction of `total` at which it is.
+    total: the count at which the run ends.
+
+  Raises:
+    ValueError: unless 0 <= begin <= 1.
+  """
+  return wsd(peak, begin, 1.0, total=total)
+
+
+def warmup_linear(
+  peak: float, begin: float, end: float = 0.0, *, total: int
+) -> Schedule:
+  """Returns `warmup`, and then a line to `end` at `total`.
+
+  Args:
+    peak: the value that is reached.
+    begin: fraction of `total` at which it is.
+    end: the last value.
+    total: the count at which the run ends.
+
+  Raises:
+    ValueError: unless 0 <= begin <= 1.
+  """
+  return wsd(peak, begin, begin, end, total=total)
+
+
+def warmup_cosine(
+  peak: float, begin: float, end: float = 0.0, *, total: int
+) -> Schedule:
+  """Returns `warmup`, and then half a cosine to `end` at `total`.
+
+  Args:
+    peak: the value that is reached.
+    begin: fraction of `total` at which it is.
+    end: the last value.
+    total: the count at which the run ends.
+
+  Raises:
+    ValueError: unless 0 <= begin <= 1.
+  """
+  return _trapezoid(peak, begin, begin, end, total, _half_cosine)
+
+
+def wsd(
+  peak: float, begin: float, decay: float, end: float = 0.0, *, total: int
+) -> Schedule:
+  """Returns warm-up, a stable stretch, and a line to `end` (WSD).
+
+  A run may be continued from its stable stretch, whose length it need not know.
+
+  Args:
+    peak: the value of the stable stretch.
+    begin: fraction of `total` at which it begins, after a line from 0.
+    decay: fraction of `total` at which it ends.
+    end: the value at `total`.
+    total: the count at which the run ends.
+
+  Raises:
+    ValueError: unless 0 <= begin <= decay <= 1.
+
+  Reference: Hu et al., "MiniCPM: Unveiling the Potential of Small Language
+    Models with Scalable Training Strategies", 2024, arXiv:2404.06395.
+  """
+  return _trapezoid(peak, begin, decay, end, total, lambda x: x)
+
+
+def restarts(
+  start: float, end: float, cycles: float, growth: float = 1.0, *, total: int
+) -> Schedule:
+  """Returns cosines from `start` to `end`, one after the other (SGDR).
+
+  Args:
+    start: the value at the beginning of each cycle.
+    end: the value that each approaches, and the last one holds.
+    cycles: how many, a whole number.
+    growth: how many times longer each is than the one before.
+    total: the count at which the run ends.
+
+  Raises:
+    ValueError: if `cycles` is not whole and positive, or `growth` not positive.
+
+  Reference: Loshchilov and Hutter, "SGDR: Stochastic Gradient Descent with
+    Warm Restarts", 2016, arXiv:1608.03983.
+  """
+  if cycles < 1 or cycles != int(cycles) or growth <= 0:
+    raise ValueError(
+      f'restarts takes a whole number of cycles and a positive growth, got'
+      f' {cycles} and {growth}'
+    )
+  sizes = [growth**i for i in range(int(cycles))]
+  sizes = [size / math.fsum(sizes) for size in sizes]
+  progress = _progress(total)
+
+  def schedule(step: Count) -> Array:
+    now, begin, along = progress(step), 0.0, jnp.float32(0.0)
+    for size in sizes:
+      along = jnp.where(now >= begin, (now - begin) / size, along)
+      begin += size
+    return end + (start - end) * (1.0 - _half_cosine(along))
+
+  return schedule
+
+
 def as_schedule(value: float | Schedule) -> Schedule:
   """Returns `value` itself if it is a schedule, else a constant one."""
   return value if callable(value) else constant(value)
@@ -110,6 +218,11 @@ _BUILDERS = {
   'cosine': cosine,
   'piecewise': piecewise,
   'handoff': handoff,
+  'warmup': warmup,
+  'warmup_linear': warmup_linear,
+  'warmup_cosine': warmup_cosine,
+  'wsd': wsd,
+  'restarts': restarts,
 }
 
 
@@ -141,6 +254,36 @@ def parse(text: str, total: int) -> Schedule:
     ) from error
   except ValueError as error:
     raise ValueError(f'{text!r}: {error}') from error
+
+
+def _half_cosine(x: Array) -> Array:
+  """Returns x of [0, 1], slow at both ends, f32 []."""
+  return 0.5 * (1.0 - jnp.cos(jnp.pi * jnp.clip(x, 0.0, 1.0)))
+
+
+def _trapezoid(
+  peak: float,
+  begin: float,
+  decay: float,
+  end: float,
+  total: int,
+  shape: Callable[[Array], Array],
+) -> Schedule:
+  """Returns a line from 0 up to `begin`, and `shape` down from `decay` on."""
+  _check_fractions('a warm-up', (begin, decay))
+  if decay < begin:
+    raise ValueError(f'the decay begins at {decay}, before {begin}')
+  progress = _progress(total)
+
+  def schedule(step: Count) -> Array:
+    now = progress(step)
+    up = jnp.minimum(now / begin, 1.0) if begin else jnp.float32(1.0)
+    if decay == 1.0:
+      return peak * up
+    down = shape(jnp.maximum((now - decay) / (1.0 - decay), 0.0))
+    return jnp.where(now < begin, peak * up, peak + (end - peak) * down)
+
+  return schedule
 
 
 def _progress(total: int) -> Schedule:

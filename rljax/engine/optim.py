@@ -1,5 +1,6 @@
 """Optimizers, and the guard around their updates."""
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -8,6 +9,29 @@ import optax
 
 from rljax.core.types import Array
 
+# Last names of parameters that are pulled to zero for no good reason: biases,
+# and the scales of norms, whose neutral value is 1.
+_KEPT = ('bias', 'scale')
+
+
+def decaying(params: Any) -> Any:
+  """Returns which parameters decay: all but biases and the scales of norms.
+
+  What Hugging Face's trainer does; embeddings decay.
+
+  Args:
+    params: any tree; leaves are told by the last name of their path.
+
+  Returns:
+    The same tree of bool.
+  """
+
+  def decays(path, leaf) -> bool:
+    del leaf
+    return jax.tree_util.keystr(path[-1:], simple=True) not in _KEPT
+
+  return jax.tree_util.tree_map_with_path(decays, params)
+
 
 def adamw(
   learning_rate: optax.ScalarOrSchedule,
@@ -15,6 +39,7 @@ def adamw(
   weight_decay: float = 0.0,
   b2: float = 0.95,
   max_norm: float = 1.0,
+  decays: Callable[[Any], Any] = decaying,
 ) -> optax.GradientTransformation:
   """Returns AdamW behind clipping by global norm.
 
@@ -23,10 +48,11 @@ def adamw(
     weight_decay: decoupled, times the learning rate.
     b2: decay of the second moment.
     max_norm: largest global gradient norm.
+    decays: parameters to a tree of bool, which of them decay.
   """
   return optax.chain(
     optax.clip_by_global_norm(max_norm),
-    optax.adamw(learning_rate, b2=b2, weight_decay=weight_decay),
+    optax.adamw(learning_rate, b2=b2, weight_decay=weight_decay, mask=decays),
   )
 
 

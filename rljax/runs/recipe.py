@@ -9,6 +9,7 @@ import jax
 from jax.sharding import Mesh
 import optax
 
+from rljax.core import schedules
 from rljax.core.types import Batch, Metrics, Params, TrainState
 from rljax.data import prompts, tokenizers
 from rljax.engine import optim, sampling, sharding, step, supervised
@@ -80,7 +81,13 @@ class Config(run.Config):
   min_p: float = run.field(0.0, 'keep tokens of this share of the likeliest')
   learning_rate: float = run.field(1e-3, 'of the RL stage, after warm-up')
   warmup: int = run.field(10, 'updates over which learning rates rise')
-  weight_decay: float = run.field(0.0, 'decoupled weight decay')
+  schedule: str = run.field(
+    'constant(1)',
+    'of the RL stage, times its rate: cosine(1,0), wsd(1,0,0.8), ...',
+  )
+  weight_decay: float = run.field(
+    0.0, 'decoupled weight decay; biases and norms have none'
+  )
   max_norm: float = run.field(1.0, 'largest gradient norm')
   epochs: int = run.field(1, 'passes over each rollout batch')
   minibatches: int = run.field(1, 'updates per pass')
@@ -151,6 +158,7 @@ class Config(run.Config):
         f'--process={self.process} is not below --processes={self.processes}'
       )
     sharding.parse(self.mesh)
+    schedules.parse(self.schedule, 1)
     self.phase()
 
   def phase(self) -> sampling.Phase:
@@ -208,8 +216,8 @@ def build(config: Config, make_method: Callable[[Any], Method]) -> Parts:
   host, judge, host_judge = _judge(config, task, tokenizer, method, mesh)
   if config.control == 'shuffled':
     judge = judging.shuffled(judge, config.seed)
-  optimizer = _optimizer(config, config.learning_rate)
-  sft_optimizer = _optimizer(config, config.sft_learning_rate)
+  optimizer = _optimizer(config, config.learning_rate, config.schedule)
+  sft_optimizer = _optimizer(config, config.sft_learning_rate, 'constant(1)')
   prompt_len = _limit(config, task, tokenizer)
   loaders = _loaders(config, task, tokenizer, prompt_len)
   held = _held(config, task, tokenizer, prompt_len, mesh)
@@ -362,12 +370,23 @@ def _share(config: Config, flag: str) -> int:
   return count // jax.process_count()
 
 
-def _optimizer(config: Config, rate: float) -> optax.GradientTransformation:
-  schedule = optax.linear_schedule(
+def _optimizer(
+  config: Config, rate: float, schedule: str
+) -> optax.GradientTransformation:
+  """Returns AdamW whose rate is a warm-up times a schedule of the run."""
+  warm = optax.linear_schedule(
     rate / max(config.warmup, 1), rate, config.warmup
   )
+  updates = config.steps * config.epochs * config.minibatches
+  shape = schedules.parse(schedule, max(updates, 1))
+
+  def at(update):
+    return warm(update) * shape(update)
+
   return optim.adamw(
-    schedule, weight_decay=config.weight_decay, max_norm=config.max_norm
+    at,
+    weight_decay=config.weight_decay,
+    max_norm=config.max_norm,
   )
 
 

@@ -18,6 +18,19 @@ CASES = (
   ('piecewise(1, 0.25, 2, 0.75, 3)', 100, [1, 1, 2, 2, 3, 3, 3]),
   ('handoff(0.25, 0.75)', 100, [1, 1, 1, 0.5, 0, 0, 0]),
   ('handoff(0.5)', 100, [1, 1, 1, 0, 0, 0, 0]),
+  ('warmup(2, 0.5)', 100, [0, 0, 1, 2, 2, 2, 2]),
+  ('warmup(2, 0)', 100, [2] * 7),
+  ('warmup_linear(3, 0.25)', 100, [0, 0, 3, 2, 1, 0, 0]),
+  ('warmup_linear(3, 0.25, 1.5)', 100, [0, 0, 3, 2.5, 2, 1.5, 1.5]),
+  ('warmup_cosine(1, 0.5)', 100, [0, 0, 0.5, 1, 0.5, 0, 0]),
+  ('warmup_cosine(1, 0, 0.2)', 100, [1, 1, 0.882843, 0.6, 0.317157, 0.2, 0.2]),
+  ('wsd(4, 0.25, 0.5)', 100, [0, 0, 4, 4, 2, 0, 0]),
+  ('wsd(4, 0, 0.75, 1)', 100, [4, 4, 4, 4, 4, 1, 1]),
+  ('wsd(4, 0.5, 1)', 100, [0, 0, 2, 4, 4, 4, 4]),
+  ('restarts(1, 0, 1)', 100, [1, 1, 0.853553, 0.5, 0.146447, 0, 0]),
+  ('restarts(1, 0, 2)', 100, [1, 1, 0.5, 1, 0.5, 0, 0]),
+  # Cycles of a third and two thirds.
+  ('restarts(3, 1, 2, 2)', 150, [3, 3, 2, 3, 2.707107, 2, 1.190983]),
   (' linear( 1e-1 , -1 ) ', 100, [0.1, 0.1, -0.175, -0.45, -0.725, -1, -1]),
 )
 COUNTS = (-1, 0, 25, 50, 75, 100, 130)
@@ -63,6 +76,11 @@ class SchedulesTest(parameterized.TestCase):
     ('piecewise(1,0.7,2,0.5,3)', 'increasing fractions'),
     ('piecewise(1,50,2)', r'fractions of the run in \[0, 1\]'),
     ('handoff(0.5,0.2)', 'before it begins'),
+    ('wsd(1,0.5,0.2)', 'the decay begins at 0.2, before 0.5'),
+    ('warmup(1,5)', r'a warm-up takes fractions of the run in \[0, 1\]'),
+    ('restarts(1,0,1.5)', 'a whole number of cycles'),
+    ('restarts(1,0,0)', 'a whole number of cycles'),
+    ('restarts(1,0,2,0)', 'a positive growth, got 2.0 and 0.0'),
     ('handoff(2)', r'fractions of the run in \[0, 1\]'),
   )
   def test_a_bad_flag_is_quoted_and_explained(self, text, message):

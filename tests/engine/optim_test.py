@@ -7,6 +7,7 @@ import numpy as np
 import optax
 
 from rljax.engine import optim
+from rljax.models import decoder
 
 PARAMS = {'a': jnp.array([1.0, -2.0]), 'b': jnp.array([[0.5]])}
 GRADS = {'a': jnp.array([3.0, 0.0]), 'b': jnp.array([[-4.0]])}  # norm 5
@@ -35,6 +36,37 @@ class AdamwTest(parameterized.TestCase):
     params, *_ = update(optim.adamw(0.1, weight_decay=0.5))
     wanted = [-0.1 - 0.05 * 1.0, 0.05 * 2.0, 0.1 - 0.05 * 0.5]
     np.testing.assert_allclose(moves(params), wanted, atol=1e-6)
+
+  def test_biases_and_norms_do_not_decay(self):
+    model = decoder.Model(
+      decoder.Config(
+        vocab_size=11, width=8, layers=2, heads=2, kv_heads=1, head_dim=4,
+        mlp_width=24, qk_norm=True, qkv_bias=True,
+      )
+    )  # fmt: skip
+    params = jax.eval_shape(model.init, jax.random.key(0))
+    found = jax.tree_util.tree_leaves_with_path(optim.decaying(params))
+    names = {jax.tree_util.keystr(path): decays for path, decays in found}
+    kept = {name for name, decays in names.items() if not decays}
+    wanted = {n for n in names if 'norm' in n or 'bias' in n}
+    self.assertLen(kept, 2 + 2 + 1 + 3)
+    self.assertEqual(kept, wanted)
+    self.assertTrue(names["['embed']"])
+
+  def test_what_does_not_decay_only_follows_its_gradient(self):
+    params = {'kernel': jnp.full(2, 2.0), 'scale': jnp.full(2, 2.0)}
+    optimizer = optim.adamw(0.1, weight_decay=0.5)
+    zero = jax.tree.map(jnp.zeros_like, params)
+    moved, _ = optimizer.update(zero, optimizer.init(params), params)
+    np.testing.assert_allclose(moved['kernel'], -0.1 * 0.5 * 2.0, rtol=1e-6)
+    np.testing.assert_array_equal(moved['scale'], 0.0)
+    every = optim.adamw(
+      0.1, weight_decay=0.5, decays=lambda p: jax.tree.map(lambda _: True, p)
+    )
+    moved, _ = every.update(zero, every.init(params), params)
+    np.testing.assert_allclose(moved['scale'], -0.1, rtol=1e-6)
+    # A tree that is one array has no name.
+    self.assertTrue(optim.decaying(jnp.ones(2)))
 
   def test_largest_norm(self):
     # Adam forgets the scale, its second moment remembers the clipped one.

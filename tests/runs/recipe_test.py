@@ -5,6 +5,7 @@ import json
 import re
 
 import grain
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -114,6 +115,7 @@ def test_a_method_is_taken_at_its_word():
     ('weight_decay', -0.1, '--weight_decay=-0.1 is negative'),
     ('group_size', 1, 'learns nothing from fewer than 2'),
     ('clip_low', 1.0, 'is not below 1'),
+    ('schedule', 'cosin(1,0)', "did you mean 'cosine'"),
     ('process', 1, 'is not below --processes=1'),
     ('learning_rate', float('nan'), 'is not a finite number'),
     ('beta', -1.0, '--beta=-1.0 is negative'),
@@ -122,6 +124,23 @@ def test_a_method_is_taken_at_its_word():
 def test_impossible_values(field, value, words):
   with pytest.raises(ValueError, match=words):
     dataclasses.replace(grpo.Config(), **{field: value}).validate()
+
+
+def test_the_rate_is_a_warm_up_times_a_schedule():
+  config = grpo.Config(
+    steps=5, epochs=2, warmup=2, schedule='wsd(1,0,0.6)', learning_rate=0.1
+  )
+  optimizer = recipe._optimizer(config, 0.1, config.schedule)
+  params = {'kernel': jnp.ones(1)}
+  state = optimizer.init(params)
+  moves = []
+  for _ in range(11):
+    move, state = optimizer.update(params, state, params)
+    moves.append(-float(move['kernel'][0]))
+  # Ten updates, a line to 0 after the sixth. The warm-up starts at half the
+  # rate. Equal gradients make Adam move by the rate.
+  wanted = [0.05, 0.075, 0.1, 0.1, 0.1, 0.1, 0.1, 0.075, 0.05, 0.025, 0]
+  np.testing.assert_allclose(moves, wanted, rtol=1e-4, atol=1e-7)
 
 
 def test_the_quickstart_refuses_a_negative_penalty():
