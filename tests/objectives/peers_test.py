@@ -1,233 +1,157 @@
-"""The formulas of verl 0.9.1 and TRL 1.16.0, against their own numbers.
+"""Our numbers are those of verl 0.9.1 and TRL 1.16.0, and the runner says so.
 
-`data/peers_objectives.json` holds what the two libraries return for small
-fixtures. Where rljax differs on purpose, the test says how.
+A sample of the cases of `data/peers_torch.npz`, at least one of each function
+of the peers but the step of a whole model. All cases run in a slow test.
 """
 
-from collections.abc import Callable
+import collections
+import dataclasses
 import functools
 import json
 import pathlib
+import re
+import subprocess
+import sys
 
 from absl.testing import absltest, parameterized
-import jax
-import jax.numpy as jnp
 import numpy as np
+import pytest
 
-from rljax.core import groups
-from rljax.objectives import (
-  advantages,
-  corrections,
-  credit,
-  divergences,
-  ratios,
-  surrogates,
-  weights,
-)
-from tests import contracts
+from tests.peers import __main__ as runner
+from tests.peers import adapters, golden
 
-_PATH = pathlib.Path(__file__).parents[1] / 'data' / 'peers_objectives.json'
-_DATA = json.loads(_PATH.read_text('utf-8'))
+ROOT = pathlib.Path(__file__).parents[2]
+PATH = ROOT / 'tests' / 'data' / 'peers_torch.npz'
+FILE = golden.File(PATH)
+LAST = r'matched (\d+) finite (\d+) declared (\d+) failed (\d+) of (\d+)'
+_MODEL = 'GRPOTrainer real step on tiny Qwen2'
+# Three cases for files of our own; the second is the program of the first.
+_FEW = tuple(f'verl/agg/token-mean/{name}' for name in ('g0/std', 'g0/empty'))
+_FEW += ('verl/agg/token-mean/g0/all_empty',)
 
 
-def _arrays(named: dict) -> dict[str, np.ndarray]:
-  out = {name: np.array(value, np.float32) for name, value in named.items()}
-  if 'index' in out:
-    out['index'] = out['index'].astype(np.int32)
-  return out
+def _sample() -> list[golden.Case]:
+  """Returns a case of each function, with tool tokens if there is one.
 
-
-FIXTURES = {name: _arrays(value) for name, value in _DATA['fixtures'].items()}
-CASES = {name: _arrays(value) for name, value in _DATA['cases'].items()}
-
-_trl_zscore = functools.partial(advantages.zscore, ddof=1, eps=1e-4)
-ADVANTAGES = {
-  'verl/adv/grpo_std1/std': advantages.grpo,
-  'verl/adv/grpo_std1/equal': advantages.grpo,
-  'verl/adv/grpo_std1/single': advantages.grpo,
-  'verl/adv/grpo_std0/std': advantages.center,
-  'verl/adv/rloo_vectorized/std': advantages.leave_one_out,
-  'verl/adv/rloo_vectorized/single': advantages.leave_one_out,
-  'trl/adv/binary/group/sum_then_normalize/w1.0': _trl_zscore,
-  'trl/adv/float_equal/group/sum_then_normalize/w1.0': _trl_zscore,
-  'trl/adv/none/group/sum_then_normalize/w1.0': _trl_zscore,
-  'trl/rloo_adv/binary/norm0/beta0.0/clip0': advantages.leave_one_out,
-}
-
-# name -> (log-ratio, surrogate, aggregation, advantages, KL coefficient)
-_dr_grpo = functools.partial(weights.dr_grpo, max_tokens=32)
-_higher = functools.partial(surrogates.clip, high=0.28)
-_token, _row = weights.token_mean, weights.sequence_mean_token_mean
-POLICY = {
-  'verl/pg/vanilla/c0/token-mean/adv_seq/std': (
-    (ratios.token, surrogates.dual_clip, _token, 'seq', 0.0)
-  ),
-  'verl/pg/vanilla/c0/token-mean/adv_seq/big': (
-    (ratios.token, surrogates.dual_clip, _token, 'seq', 0.0)
-  ),
-  'verl/pg/vanilla/higher/seq-mean-token-mean/adv_seq/std': (
-    (ratios.token, _higher, _row, 'seq', 0.0)
-  ),
-  'verl/pg/gspo/c0/seq-mean-token-mean/adv_seq/std': (
-    (ratios.sequence, surrogates.clip, _row, 'seq', 0.0)
-  ),
-  'trl/grpo/grpo/token/def/std': (
-    (ratios.token, surrogates.clip, _row, 'row', 0.0)
-  ),
-  'trl/grpo/grpo/token/higher/std': (ratios.token, _higher, _row, 'row', 0.0),
-  'trl/grpo/grpo/sequence/def/std': (
-    (ratios.sequence, surrogates.clip, _row, 'row', 0.0)
-  ),
-  'trl/grpo/dapo/token/def/std': (
-    (ratios.token, surrogates.clip, _token, 'row', 0.0)
-  ),
-  'trl/grpo/dr_grpo/token/def/std': (
-    (ratios.token, surrogates.clip, _dr_grpo, 'row', 0.0)
-  ),
-  'trl/grpo/grpo/token/kl_nobias/std': (
-    (ratios.token, surrogates.clip, _row, 'row', 0.04)
-  ),
-}
-
-
-def _fixture(name: str) -> dict[str, np.ndarray]:
-  return FIXTURES[name.split('/')[-1]]
-
-
-def _adv(fixture: dict[str, np.ndarray], kind: str) -> np.ndarray:
-  """Returns advantages [B, T]; TRL's are those of the first token."""
-  if kind == 'seq':
-    return fixture['adv_seq']
-  return fixture['adv_tok'][:, :1] * np.ones_like(fixture['mask'])
-
-
-def _loss(
-  log_ratio: Callable, surrogate: Callable, aggregate: Callable, beta: float
-) -> Callable:
-  """Returns (lp, old_lp, ref_lp, mask, adv) -> loss."""
-
-  def loss(lp, old, ref, mask, adv):
-    objective = surrogate(log_ratio(lp, old, mask), adv)
-    if beta:
-      objective = objective - beta * divergences.k3(lp, ref)
-    return -jnp.sum(objective * aggregate(mask))
-
-  return loss
+  Of the policy losses also one with NaN off the mask; it costs no compiling.
+  """
+  cases = collections.defaultdict(list)
+  for case in FILE.cases:
+    cases[case.fn].append(case)
+  del cases[_MODEL]
+  chosen = []
+  for fn, found in cases.items():
+    by_fixture = {case.fixture: case for case in found}
+    chosen.append(by_fixture.get('toolmask', found[len(found) // 2]))
+    if fn.startswith('compute_policy_loss_') and 'nanpad' in by_fixture:
+      chosen.append(by_fixture['nanpad'])
+  return chosen
 
 
 @functools.cache
-def _lifted(advantage: Callable) -> Callable:
-  """Returns (reward [12], ids [12]) -> advantages [12]."""
+def _case(name: str) -> golden.Case:
+  return next(case for case in FILE.cases if case.id == name)
 
-  def lifted(reward, ids):
-    return groups.apply(advantage, groups.from_ids(ids, 4, 12), reward)
 
-  return lifted
+def _write(path: pathlib.Path, change: float) -> str:
+  """Writes a file of few cases, the first of them changed."""
+  arrays = np.load(PATH)
+  entries = [entry for entry in FILE.index['cases'] if entry['id'] in _FEW]
+  names = {key for entry in entries for key in entry['outputs']}
+  names |= {key for entry in entries for key in entry['inputs'].values()}
+  kept = {name: arrays[name] for name in names}
+  kept[f'out/{_FEW[0]}/loss'] = kept[f'out/{_FEW[0]}/loss'] * (1.0 + change)
+  index = json.dumps({**FILE.index, 'cases': entries})
+  np.savez(path, index=index, **kept)
+  return str(path)
+
+
+def _run(path: str) -> tuple[int, list[str]]:
+  """Returns the exit status of the runner and the lines that it prints."""
+  done = subprocess.run(
+    [sys.executable, '-m', 'tests.peers', path],
+    cwd=ROOT,
+    capture_output=True,
+    text=True,
+    timeout=1200,
+  )
+  return done.returncode, done.stdout.splitlines()
 
 
 class PeersTest(parameterized.TestCase):
-  @parameterized.parameters(*ADVANTAGES)
-  def test_advantages(self, name):
-    case, last = CASES[name], name.split('/')[-1]
-    data = FIXTURES.get(last, case)
-    reward = data['rewards']
-    ids = data.get('index', np.repeat(np.arange(3, dtype=np.int32), 4))
-    # One shape for all cases: a row with id -1 is in no group.
-    pad = (0, 12 - len(ids))
-    out = contracts.call(
-      _lifted(ADVANTAGES[name]),
-      np.pad(reward, pad),
-      np.pad(ids, pad, constant_values=-1),
-    )
-    # verl's group of one keeps its raw reward; ours gets 0.
-    alone = np.bincount(ids)[ids] == 1
-    expected = np.where(alone, 0.0, case['advantages'])
-    # TRL's mean of 0.3 and 0.30001 is off by rounding, 7e-5 of a deviation.
-    tolerance = 1e-4 if 'float_equal' in name else 2e-6
-    contracts.close(out[: len(ids)], expected, tolerance)
+  @parameterized.named_parameters((case.id, case) for case in _sample())
+  def test_case(self, case):
+    verdict, wrong = adapters.evaluate(case, FILE)
+    self.assertNotEqual(verdict, 'failed', wrong)
 
-  def test_returns_pass_over_tool_tokens(self):
-    name = 'verl/adv/rpp_g0.9_tok/toolmask'
-    mask = _fixture(name)['mask']
-    fn = functools.partial(credit.reward_to_go, discount=0.9)
-    out = contracts.call(fn, _fixture(name)['tok_rewards'], mask)
-    contracts.close(out, CASES[name]['returns'] * mask)
-
-  def test_gae_passes_over_tool_tokens(self):
-    name = 'verl/adv/gae_g0.99_l0.95_tok/toolmask'
-    data, mask = _fixture(name), _fixture(name)['mask']
-    fn = functools.partial(credit.gae, discount=0.99, decay=0.95)
-    out = contracts.call(fn, data['tok_rewards'], data['values'], mask)
-    contracts.close(out, CASES[name]['raw_advantages'] * mask, 5e-6)
-
-  @parameterized.parameters(
-    ('token-mean', weights.token_mean),
-    ('seq-mean-token-sum', weights.sequence_mean_token_sum),
-    ('seq-mean-token-mean', weights.sequence_mean_token_mean),
-    ('seq-mean-token-sum-norm', None),
-  )
-  def test_aggregation_with_an_empty_row(self, mode, aggregate):
-    case, data = CASES[f'verl/agg/{mode}/g0/empty'], FIXTURES['empty']
-    mask = data['mask']
-    # verl divides by non-empty rows times the padded length.
-    size = float((mask.sum(1) > 0).sum() * mask.shape[1])
-    aggregate = aggregate or functools.partial(
-      weights.constant, denominator=size
+  def test_every_function_of_the_peers_has_an_adapter(self):
+    self.assertEmpty(
+      {case.fn for case in FILE.cases} - adapters.ADAPTERS.keys()
     )
-    weight = contracts.call(aggregate, mask)
-    contracts.close(np.sum(data['adv_tok'] * weight), case['loss'])
 
-  @parameterized.parameters('k1', 'k2', 'k3')
-  def test_divergence(self, name):
-    case, data = CASES[f'verl/kl/{name}/std'], FIXTURES['std']
-    fn = contracts.public(divergences)[name]
-    contracts.close(
-      contracts.call(fn, data['lp'], data['ref_lp']), case['kl'], 1e-6
+  def test_what_is_declared_is_comparable_and_little(self):
+    kinds = {case.id: case.kind for case in FILE.cases}
+    self.assertEqual(
+      {kinds[name] for name in adapters.DECLARED}, {'comparable'}
     )
-    total = jax.jit(jax.grad(lambda lp, ref: jnp.sum(fn(lp, ref))))
-    slope = total(data['lp'], data['ref_lp'])
-    contracts.close(slope, case['grad_lp'])
+    self.assertLessEqual(len(adapters.DECLARED), 20)
 
-  @parameterized.parameters('std', 'big')
-  def test_truncated_importance(self, name):
-    data = FIXTURES[name]
-    log_ratio = contracts.call(
-      ratios.token, data['old_lp'], data['rollout_lp'], data['mask']
-    )
-    out = contracts.call(corrections.truncate, log_ratio, data['mask'])
-    contracts.close(out, CASES[f'verl/is/token/2.0/bn0/{name}']['weights'])
 
-  @parameterized.parameters(*POLICY)
-  def test_policy_loss(self, name):
-    log_ratio, surrogate, aggregate, kind, beta = POLICY[name]
-    case, data = CASES[name], _fixture(name)
-    loss = jax.jit(
-      jax.value_and_grad(_loss(log_ratio, surrogate, aggregate, beta))
-    )
-    ref = data.get('ref_lp', data['old_lp'])
-    value, slope = loss(
-      data['lp'], data['old_lp'], ref, data['mask'], _adv(data, kind)
-    )
-    loose = {'rtol': 1e-3 if name.endswith('big') else 2e-5, 'atol': 2e-6}
-    np.testing.assert_allclose(value, case['loss'], **loose)
-    np.testing.assert_allclose(slope, case['grad_lp'], **loose)
+def test_right_numbers_pass(tmp_path, capsys):
+  status = runner.main(_write(tmp_path / 'few.npz', 0.0))
+  assert status == 0
+  text = capsys.readouterr().out
+  assert text == 'matched 2 finite 1 declared 0 failed 0 of 3\n'
 
-  @parameterized.parameters(
-    ('verl/pg/gpg/c0/token-mean/adv_seq/std', surrogates.reinforce, 'seq'),
-    ('trl/grpo/cispo/token/eh5.0/std', surrogates.cispo, 'row'),
-  )
-  def test_policy_gradient(self, name, surrogate, kind):
-    # Their values hold adv * logp, ours adv * log-ratio: the gradients agree.
-    data = _fixture(name)
-    loss = _loss(ratios.token, surrogate, weights.token_mean, 0.0)
-    slope = jax.jit(jax.grad(loss))(
-      data['lp'],
-      data['old_lp'],
-      data['ref_lp'],
-      data['mask'],
-      _adv(data, kind),
-    )
-    contracts.close(slope, CASES[name]['grad_lp'])
+
+def test_one_wrong_number_fails(tmp_path):
+  status, lines = _run(_write(tmp_path / 'few.npz', 1e-4))
+  assert status == 1
+  assert len(lines) == 2
+  assert re.match(f'comparable {_FEW[0]}: loss: .*, not ', lines[0])
+  assert lines[1] == 'matched 1 finite 1 declared 0 failed 1 of 3'
+
+
+class RunnerTest(parameterized.TestCase):
+  def test_only_the_declared_outputs_may_differ(self):
+    case = _case('trl/adv/float_equal/group/sum_then_normalize/w1.0')
+    self.assertEqual(adapters.evaluate(case, FILE)[0], 'declared')
+    outputs = {name: x + 1e-3 for name, x in case.outputs.items()}
+    self.assertGreater(len(outputs), 1)
+    changed = dataclasses.replace(case, outputs=outputs)
+    self.assertEqual(adapters.evaluate(changed, FILE)[0], 'failed')
+
+  def test_what_is_wrong_with_outputs(self):
+    case = _case(_FEW[0])
+    loss = case.outputs['loss']
+    for found, message in (
+      ({'loss': loss}, None),
+      ({'loss': loss * (1.0 + 1e-6)}, None),
+      ({'loss': loss * (1.0 + 1e-4)}, 'loss: .*, not '),
+      ({'loss': np.stack([loss])}, 'shape'),
+      ({}, 'loss is not computed'),
+      ({'loss': loss, 'other': np.nan}, 'other is not finite'),
+      ({'loss': loss, golden.SPOILED: {'loss': True}}, 'spoiled in a case'),
+    ):
+      wrong = golden.failure(case, found)
+      if message is None:
+        self.assertIsNone(wrong)
+      else:
+        self.assertRegex(wrong, message)
+
+
+@pytest.mark.slow
+def test_the_whole_file():
+  status, lines = _run(str(PATH))
+  found = re.fullmatch(LAST, lines[-1])
+  assert found is not None, lines[-1]
+  matched, finite, declared, failed, total = map(int, found.groups())
+  assert (status, failed) == (0, 0), lines
+  kinds = collections.Counter(case.kind for case in FILE.cases)
+  assert matched >= 2679 and declared <= 20
+  assert matched + declared == kinds['comparable']
+  assert finite == kinds['raises'] + kinds['non-finite']
+  assert total == len(FILE.cases)
 
 
 if __name__ == '__main__':

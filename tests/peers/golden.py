@@ -11,6 +11,7 @@ with the cases. Which kind a case is follows from the file alone:
 
 from collections.abc import Callable, Mapping
 import dataclasses
+import functools
 import json
 import pathlib
 from typing import Any
@@ -51,22 +52,25 @@ class File:
   """A file of cases."""
 
   def __init__(self, path: str | pathlib.Path):
-    self._arrays = np.load(path)
-    self.index = json.loads(str(self._arrays['index']))
+    arrays = np.load(path)
+    self._names = arrays.files
+    # Cases share their inputs.
+    self._array = functools.cache(arrays.__getitem__)
+    self.index = json.loads(str(self._array('index')))
     self.cases = [self._case(entry) for entry in self.index['cases']]
 
   def fixture(self, name: str) -> dict[str, np.ndarray]:
     """Returns all arrays of a fixture."""
     head = f'fx/{name}/'
-    names = [key for key in self._arrays.files if key.startswith(head)]
-    return {key[len(head) :]: self._arrays[key] for key in names}
+    names = [key for key in self._names if key.startswith(head)]
+    return {key[len(head) :]: self._array(key) for key in names}
 
   def _case(self, entry: Mapping[str, Any]) -> Case:
     outputs = {
-      key.removeprefix(f'out/{entry["id"]}/'): self._arrays[key]
+      key.removeprefix(f'out/{entry["id"]}/'): self._array(key)
       for key in entry['outputs']
     }
-    inputs = {k: self._arrays[key] for k, key in entry['inputs'].items()}
+    inputs = {k: self._array(key) for k, key in entry['inputs'].items()}
     return Case(
       id=entry['id'],
       fn=entry['fn'],
