@@ -1,4 +1,4 @@
-"""Attention by whoever does it best on a platform; no kernel of its own."""
+"""Attention and paged decoding: which implementation, and what it is given."""
 
 import functools
 import math

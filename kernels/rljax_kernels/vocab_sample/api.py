@@ -45,7 +45,7 @@ def vocab_sample(
   of [N, V] where that is no more than 2^20. A second pass looks into the one
   sub-block that holds the uniform: row by row on CPU and for an unembedding
   [D, V], otherwise it gathers [N, 128, D]. Truncation needs all logits: it
-  forms a few f32 [N, V], and gathers them where the vocabulary is split.
+  forms about six f32 [N, V], and gathers them where the vocabulary is split.
 
   Truncation keeps the ids that each of `top_k`, `top_p` and `min_p` keeps.
   Each looks at the whole softmax at the temperature, so that their order does
