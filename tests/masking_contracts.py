@@ -24,6 +24,7 @@ from rljax.objectives import (
   distillation,
   divergences,
   preferences,
+  presets,
   ratios,
   scores,
   selection,
@@ -211,6 +212,20 @@ def _dropped(fn: Fn) -> Fn:
   return dropped
 
 
+def _preset(fn: Fn) -> Fn:
+  """Returns the terms of the loss of a preset, one group of all rows."""
+
+  def terms(logp, old_logp, adv, mask):
+    preset = fn()
+    objective, _ = preset.objective(
+      logp, old_logp, adv, mask, ref_logp=old_logp
+    )
+    weight = preset.aggregate(mask, groups.uniform(1, len(mask)))
+    return -objective * weight
+
+  return terms
+
+
 def _rows(mask):
   """Returns what `targets` reads of a rollout: one group of all rows."""
   return types.SimpleNamespace(mask=mask, groups=groups.uniform(1, len(mask)))
@@ -317,6 +332,14 @@ ALONE = {
     ),
     'kto_baseline': Masking(('token', 'mask'), _rows_flat),
   },
+  presets: {
+    name: Masking(
+      ('token', 'token', 'token', 'mask'),
+      _preset,
+      ({'max_tokens': 8},) if name in ('dapo', 'dr_grpo') else ({},),
+    )
+    for name in contracts.public(presets)
+  },
   scores: {
     'score': _PAIR,
     'per_token': Masking(('row', 'mask')),
@@ -363,6 +386,14 @@ ALONE = {
   trust_regions: {'clipped': _FILLED},
   weights: {
     'keep_rows': Masking(('token', 'mask'), _dropped),
+    'group_mean_token_mean': Masking(
+      ('token', 'mask'),
+      lambda fn: (
+        lambda x, mask: (
+          masked.fill(x, mask) * fn(mask, groups.uniform(1, len(mask)))
+        )
+      ),
+    ),
   },
 }
 

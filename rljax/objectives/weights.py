@@ -20,6 +20,7 @@ averaged over those.
 | TRL `grpo`, `sapo` | `all_rows_mean_token_mean` |
 | TRL `luspo` | `all_rows_mean_token_sum` |
 | TRL `dr_grpo` | `dr_grpo` |
+| SkyRL `prompt_mean` | `group_mean_token_mean` |
 
 What counts in a denominator: every token or row with mask 1, also those of
 groups whose rewards are all equal. To take rows out of the numerator alone,
@@ -30,8 +31,9 @@ where the mask is zero, and all 0 for an empty mask.
 
 import jax.numpy as jnp
 
+from rljax.core import groups as groups_lib
 from rljax.core import masked
-from rljax.core.types import Array
+from rljax.core.types import Array, Groups
 from rljax.objectives import arguments
 
 
@@ -153,6 +155,33 @@ def all_rows_mean_token_sum(mask: Array) -> Array:
     arXiv:2602.05261.
   """
   return constant(mask, denominator=float(max(mask.shape[0], 1)))
+
+
+def group_mean_token_mean(mask: Array, groups: Groups) -> Array:
+  """Returns the mean over groups of the mean over their tokens (ScaleRL).
+
+  Prompts count alike, the tokens of all answers to one prompt too; SkyRL's
+  `prompt_mean`. Groups without tokens are not counted.
+
+  Args:
+    mask: f32 [B, T] of the whole batch.
+    groups: [P, G].
+
+  Returns:
+    f32 [B, T] that sums to 1; rows in no group get 0.
+
+  Reference: Khatri et al., "The Art of Scaling Reinforcement Learning Compute
+    for LLMs", 2025, arXiv:2510.13786.
+  """
+  total = groups_lib.reduce(masked.sum, groups, masked.count(mask, 1))
+  each = jnp.broadcast_to(total[:, None], groups.index.shape)
+  # Absent members point past the last row, where `drop` discards them.
+  place = jnp.where(groups.valid, groups.index, mask.shape[0])
+  own = jnp.zeros(mask.shape[:1], jnp.float32).at[place].set(each, mode='drop')
+  denominator = (own * masked.count(total))[:, None]
+  return masked.fill(
+    _over(mask, denominator), jnp.broadcast_to(denominator > 0.0, mask.shape)
+  )
 
 
 def token_sum(mask: Array) -> Array:

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from rljax.core import types
 from rljax.objectives import weights
 from tests import contracts
 
@@ -37,6 +38,20 @@ class WeightsTest(parameterized.TestCase):
     split = sum(np.sum(loss[row] * weight[row]) for row in (0, 1))
     self.assertEqual(whole, 1.0)
     self.assertEqual(split, 1.0)
+
+  def test_groups_count_alike(self):
+    mask = _mask([2, 0, 1, 4, 0, 3])
+    # Rows 0 and 3; 1 and 4, without tokens; 2 and an absent one.
+    index = np.array([[0, 3], [1, 4], [2, 0]], np.int32)
+    valid = np.array([[True, True], [True, True], [True, False]])
+    weight = contracts.call(
+      lambda mask: weights.group_mean_token_mean(
+        mask, types.Groups(index=index, valid=valid)
+      ),
+      mask,
+    )
+    wanted = np.array([1 / 12, 0, 1 / 2, 1 / 12, 0, 0])[:, None] * mask
+    contracts.close(weight, wanted)
 
   @parameterized.parameters(*MODES)
   def test_one_or_four_accumulations_give_one_gradient(self, mode):
