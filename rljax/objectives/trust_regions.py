@@ -117,9 +117,12 @@ def dppo_kl(
   """
   arguments.nonnegative(low=low, high=high)
   logp, old_logp, adv = _present(logp, old_logp, adv, mask)
-  p, old = _probability(logp), _probability(old_logp)
-  # The constant is verl's; it bounds the logarithm where a token is certain.
-  rest = jnp.log((1.0 - old + 1e-8) / (1.0 - p + 1e-8))
+  # A log-prob above 0 is rounding.
+  logp, old_logp = jnp.minimum(logp, 0.0), jnp.minimum(old_logp, 0.0)
+  p, old = jnp.exp(logp), jnp.exp(old_logp)
+  # The constant is verl's; it bounds the logarithm where a token is certain. Of
+  # 1 - p + 1e-8 compilers make (1 + 1e-8) - p, which is 0 there.
+  rest = jnp.log((1e-8 - jnp.expm1(old_logp)) / (1e-8 - jnp.expm1(logp)))
   kl = old * (old_logp - logp) + (1.0 - old) * rest
   good = (kl <= high) | (p <= old)
   bad = (kl <= low) | (p >= old)
@@ -264,11 +267,6 @@ def _present(*arrays: Array) -> list[Array]:
 
 def _keep(factor: Array, mask: Array) -> Array:
   return jax.lax.stop_gradient(masked.fill(factor, mask))
-
-
-def _probability(logp: Array) -> Array:
-  # A log-prob above 0 is rounding.
-  return jnp.exp(jnp.minimum(logp, 0.0))
 
 
 def _covariance(logp: Array, adv: Array, mask: Array) -> Array:

@@ -79,6 +79,13 @@ class DppoTest(parameterized.TestCase):
     out = kept(trust_regions.dppo_kl, logs(p), logs(old), row(adv), **settings)
     np.testing.assert_array_equal(out, [[expected]])
 
+  @parameterized.parameters(0.0, 1e-9, 1e-6)
+  def test_a_certain_token_is_not_far(self, rest):
+    # 1e-4 log(1e-4 / 1e-8) - 1e-4 = 8e-4: float32 must not divide by 0.
+    logp, old = np.log1p(row(-rest)), np.log1p(row(-1e-4))
+    out = kept(trust_regions.dppo_kl, logp, old, row(1), high=0.01)
+    np.testing.assert_array_equal(out, [[1.0]])
+
   @parameterized.parameters(0, 1, 2)
   def test_bounds_of_a_token_are_below_those_of_the_vocabulary(self, seed):
     # Grouping all other tokens as one can only shrink a divergence, so that
