@@ -67,6 +67,7 @@ setuptools.setup(
     'rljax': 'rljax',
     'rljax_kernels': 'kernels/rljax_kernels',
   },
+  package_data={'rljax': ['py.typed'], 'rljax_kernels': ['py.typed']},
   install_requires=CORE,
   extras_require=EXTRAS,
 )

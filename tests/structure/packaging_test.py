@@ -111,7 +111,9 @@ assert not importlib.util.find_spec('experiments')
 def test_wheel(copy, tmp_path):
   _pip('wheel', str(copy), '--wheel-dir', str(tmp_path))
   (wheel,) = tmp_path.glob('*.whl')
-  tops = {name.split('/')[0] for name in zipfile.ZipFile(wheel).namelist()}
+  files = zipfile.ZipFile(wheel).namelist()
+  assert {'rljax/py.typed', 'rljax_kernels/py.typed'} <= set(files)
+  tops = {name.split('/')[0] for name in files}
   assert tops == {'rljax', 'rljax_kernels', 'rljax-0.1.0.dist-info'}
   python = _environment(tmp_path / 'env')
   _pip('install', str(wheel), python=python)
