@@ -151,7 +151,7 @@ def _rows(hidden, temperature, forced) -> blocks.Rows:
   checks.rows(tokens, forced=forced)
   if forced is not None:
     forced = checks.ids(forced=forced)
-  return blocks.Rows(logits.inverse_of(temperature, tokens), None, forced)
+  return blocks.Rows(checks.inverse(temperature, tokens), None, forced)
 
 
 def _key_data(keys, tokens: int) -> jax.Array:

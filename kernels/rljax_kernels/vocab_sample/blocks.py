@@ -57,7 +57,7 @@ class Plan:
 class Rows(NamedTuple):
   """What is known of each row, apart from its hidden state."""
 
-  inverse: jax.Array  # f32 [N], 1 / temperature
+  inverse: jax.Array | None  # f32 [N], 1 / temperature; None for 1
   uniform: jax.Array | None = None  # f32 [N]
   forced: jax.Array | None = None  # i32 [N], negative where free
   keys: jax.Array | None = None  # u32 [N, 2], of Gumbel noise
@@ -117,24 +117,32 @@ def scan(hidden, unembed, rows: Rows, form: logits.Form, block: int):
 
 def summarize(z, rows: Rows, start) -> SubSums:
   """Returns the sums of logits [N, S, 128] of ids from `start`."""
-  inverse = rows.inverse[:, None, None]
   top = jnp.maximum(jnp.max(z, axis=2), logits.LOW)
   shifted = z - top[..., None]
-  scaled = jnp.maximum(shifted * inverse, logits.LOW)
+  scaled = jnp.maximum(times(shifted, rows.inverse), logits.LOW)
   mass = jnp.exp(scaled)
+  unit = mass if rows.inverse is None else jnp.exp(shifted)
   score = best = None
   if rows.keys is not None:
     ids = start + jnp.arange(z.shape[1] * cdf.WIDTH)
-    noisy = z * inverse + _gumbel(rows.keys, ids).reshape(z.shape)
+    noise = _gumbel(rows.keys, ids).reshape(z.shape)
+    noisy = times(z, rows.inverse) + noise
     score, best = jnp.max(noisy, axis=2), jnp.argmax(noisy, axis=2)
   return SubSums(
     top,
     jnp.sum(mass, axis=2),
     jnp.sum(mass * scaled, axis=2),
-    jnp.sum(jnp.exp(shifted), axis=2),
+    jnp.sum(unit, axis=2),
     score,
     best,
   )
+
+
+def times(x: jax.Array, inverse: jax.Array | None) -> jax.Array:
+  """Returns x [N, ...] over the temperature; see `Rows`."""
+  if inverse is None:
+    return x
+  return x * inverse.reshape(-1, *(1,) * (x.ndim - 1))
 
 
 def _gumbel(keys, ids) -> jax.Array:
@@ -148,12 +156,12 @@ def _gumbel(keys, ids) -> jax.Array:
   return -jnp.log(-jnp.log(uniform))
 
 
-def moments(sums: SubSums, inverse: jax.Array) -> Moments:
+def moments(sums: SubSums, inverse: jax.Array | None) -> Moments:
   """Returns moments [N] of the sub-blocks [N, S] of all shards."""
   top = jnp.max(sums.top, axis=1)
   weight, unit = weights(sums, inverse), sums.top - top[:, None]
   total = jnp.sum(weight * sums.mass, axis=1)
-  shift = jnp.maximum(unit * inverse[:, None], logits.LOW)
+  shift = jnp.maximum(times(unit, inverse), logits.LOW)
   spread = jnp.sum(weight * (sums.spread + sums.mass * shift), axis=1)
   log_total = jnp.log(total)
   log_unit = jnp.log(jnp.sum(jnp.exp(unit) * sums.unit, axis=1))
@@ -161,10 +169,10 @@ def moments(sums: SubSums, inverse: jax.Array) -> Moments:
   return Moments(top, log_total, log_unit, log_total - spread / total)
 
 
-def weights(sums: SubSums, inverse: jax.Array) -> jax.Array:
+def weights(sums: SubSums, inverse: jax.Array | None) -> jax.Array:
   """Returns what turns masses of sub-blocks into those of a row, [N, S]."""
   top = jnp.max(sums.top, axis=1, keepdims=True)
-  return jnp.exp((sums.top - top) * inverse[:, None])
+  return jnp.exp(times(sums.top - top, inverse))
 
 
 def draw(hidden, unembed, rows: Rows, form: logits.Form, plan: Plan) -> Drawn:
@@ -190,7 +198,7 @@ def force(token: jax.Array, forced: jax.Array | None) -> jax.Array:
 def drawn(token, chosen, found: Moments, inverse) -> Drawn:
   """Returns what is known of ids with logits `chosen`, f32 [N]."""
   above = chosen - found.top
-  logp = above * inverse - found.log_total
+  logp = times(above, inverse) - found.log_total
   return Drawn(
     token=token,
     logp=logp,
@@ -244,7 +252,7 @@ def _inside(shard: _Shard, rows: Rows, sub, share) -> jax.Array:
     index = jnp.argmax(z, axis=1)
   else:
     top = jnp.max(z, axis=1, keepdims=True)
-    mass = jnp.exp((z - top) * rows.inverse[:, None])
+    mass = jnp.exp(times(z - top, rows.inverse))
     index, _ = cdf.locate(mass, share)
   token = start + index + shard.form.offset(shard.unembed)
   if here is not None:

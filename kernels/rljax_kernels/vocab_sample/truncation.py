@@ -43,7 +43,7 @@ def draw(
     z = jax.lax.all_gather(z, form.axis, axis=1, tiled=True)
   sums = blocks.summarize(cdf.split(z, -jnp.inf), rows, 0)
   found = blocks.moments(sums, rows.inverse)
-  mass = jnp.exp((z - found.top[:, None]) * rows.inverse[:, None])
+  mass = jnp.exp(blocks.times(z - found.top[:, None], rows.inverse))
   total = jnp.sum(mass, axis=1)
   kept = jnp.where(keep(mass, total, *limits), mass, 0.0)
   kept_total = jnp.sum(kept, axis=1)

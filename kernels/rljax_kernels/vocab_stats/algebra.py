@@ -141,7 +141,8 @@ def of_tile(spec: Spec, s, own, ids, sq=None) -> dict[str, jax.Array]:
     sq: f32 [n, v], scaled logits of the reference.
   """
   top = _max(s)
-  d = jnp.maximum(s - top, _FLOOR)
+  # No bound on d: XLA on CPU would write it out as an array of its size.
+  d = s - top
   e = jnp.exp(d)
   square = e * e
   sums = {
@@ -157,9 +158,9 @@ def of_tile(spec: Spec, s, own, ids, sq=None) -> dict[str, jax.Array]:
   if sq is not None:
     found['mq'] = _max(sq)
     dq = sq - found['mq']
-    eq = jnp.exp(jnp.maximum(dq, _FLOOR))
+    eq = jnp.exp(dq)
     # Of logits below their maxima: an offset between the models costs no digit.
-    gap = (s - top) - dq
+    gap = d - dq
     sums |= {
       'lq': lambda: eq,
       'pq': lambda: e * gap,
@@ -363,7 +364,7 @@ def _add_drift(c: dict, stats: Columns, g) -> None:
 
 def slopes(spec: Spec, c: Columns, s, hit, ids, sq=None):
   """Returns d loss / d scaled logit, f32 [n, v]; see `constants`."""
-  logp = jnp.maximum((s - c['max']) - c['log_l'], _FLOOR)
+  logp = (s - c['max']) - c['log_l']
   p = jnp.exp(logp)
   inner = c['one']
   if 'logp' in c:
@@ -387,7 +388,7 @@ def slopes(spec: Spec, c: Columns, s, hit, ids, sq=None):
   if 'top' in c:
     ds = ds + jnp.where(ids.astype(jnp.float32) == c['top_id'], c['top'], 0.0)
   ds = ds + p * inner
-  # An id that is banned has no slope, though exp may not have reached 0.
+  # An id that is banned has no slope, and squares of its logp are infinite.
   return jnp.where(s > 0.5 * NEVER, ds, 0.0)
 
 

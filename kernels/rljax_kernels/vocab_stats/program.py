@@ -218,7 +218,19 @@ def raw_slopes(plan: Plan, t: Tile, constants: Mapping[str, jax.Array]):
 
 def products(dz, hidden, unembed, wide: bool):
   """Returns f32 cotangents of hidden and unembed for slopes dz [n, v]."""
-  d_hidden = dot(dz.astype(unembed.dtype), unembed, not wide)
+  return (
+    hidden_product(dz, unembed, wide),
+    unembed_product(dz, hidden, wide),
+  )
+
+
+def hidden_product(dz, unembed, wide: bool):
+  """Returns the f32 cotangent of hidden [n, D] for slopes dz [n, v]."""
+  return dot(dz.astype(unembed.dtype), unembed, not wide)
+
+
+def unembed_product(dz, hidden, wide: bool):
+  """Returns the f32 cotangent of unembed, [v, D] or wide, for dz [n, v]."""
   dz = dz.astype(hidden.dtype)
   pair = (hidden, dz) if wide else (dz, hidden)
-  return d_hidden, _product(*pair, (((0,), (0,)), ((), ())))
+  return _product(*pair, (((0,), (0,)), ((), ())))

@@ -9,16 +9,22 @@ import jax.numpy as jnp
 from rljax_kernels.vocab_stats import algebra, program
 from rljax_kernels.vocab_stats.program import Inputs, Plan, Side
 
-# A block's logits should stay near the last-level cache: 4M float32 values
-# (16 MiB) was the fastest of 1M to 32M on CPU at V 2,048 and 32,768.
-_BLOCK_VALUES = 1 << 22
+# Logits of a block, 28 MiB: the more rows, the better a product of few rows
+# uses the CPU (256 against 128 rows of V 32,768: a tenth of the loss), and two
+# blocks are the memory that is needed.
+_BLOCK_VALUES = 7 << 20
+# Ids of the unembedding's cotangent at a time: what is added to stays in the
+# cache, an eighth faster than the whole at V 32,768.
+_SLICE = 4096
 
 
 def block_size(plan: Plan, tokens: int, vocab: int) -> int:
   """Returns how many tokens a block holds, two or more."""
   size = plan.block
   if size is None:
-    size = 1 << max(5, (_BLOCK_VALUES // vocab).bit_length() - 1)
+    # As many blocks as are needed, of one size.
+    count = -(-tokens // max(32, _BLOCK_VALUES // vocab))
+    size = -(-tokens // max(1, count))
   # XLA adds up a product of one row in sequence: for a vocabulary of 151,936
   # the gradient in the hidden state was 5e-5 off, of two rows 2e-6.
   return max(2, min(size, tokens))
@@ -93,8 +99,8 @@ def pull(plan: Plan, x: Inputs, constants: algebra.Columns):
     rows, constants = block
     part = _with_rows(x, rows)
     dz = program.raw_slopes(plan, _tile(plan, part), constants)
-    d_hidden, dw = program.products(dz, part.policy.hidden, unembed, plan.wide)
-    return total + dw, d_hidden
+    d_hidden = program.hidden_product(dz, unembed, plan.wide)
+    return _plus(total, dz, part.policy.hidden, plan.wide), d_hidden
 
   blocks = _split((_per_row(x), constants), _size(plan, x))
   zero = program.varying_as(
@@ -102,6 +108,33 @@ def pull(plan: Plan, x: Inputs, constants: algebra.Columns):
   )
   total, d_hidden = jax.lax.scan(one, zero, blocks)
   return _joined(d_hidden, x.targets.shape[0]), total.astype(unembed.dtype)
+
+
+def _plus(total, dz, hidden, wide: bool):
+  """Returns the cotangent of the unembedding with that of more slopes.
+
+  Args:
+    total: f32 [V, D], or [D, V] if wide.
+    dz: f32 [n, V].
+    hidden: [n, D].
+    wide: see `total`.
+  """
+  axis, count = (1 if wide else 0), dz.shape[1] // _SLICE
+  if count < 2:
+    return total + program.unembed_product(dz, hidden, wide)
+
+  def add(start, size: int, total):
+    part = jax.lax.dynamic_slice_in_dim(dz, start, size, 1)
+    old = jax.lax.dynamic_slice_in_dim(total, start, size, axis)
+    new = old + program.unembed_product(part, hidden, wide)
+    return jax.lax.dynamic_update_slice_in_dim(total, new, start, axis)
+
+  def body(number, total):
+    return add(number * _SLICE, _SLICE, total)
+
+  total = jax.lax.fori_loop(0, count, body, total)
+  rest = dz.shape[1] - count * _SLICE
+  return add(count * _SLICE, rest, total) if rest else total
 
 
 class Sums(NamedTuple):
@@ -150,7 +183,7 @@ def loss_and_gradients(
     part = _with_rows(x, _alive(alive, jax.tree.map(take, _per_row(x))))
     one = _loss_block(
       plan, fn, part, jnp.where(alive, take(weight), 0.0), alive,
-      jax.tree.map(take, data),
+      jax.tree.map(take, data), carry.d_unembed,
     )  # fmt: skip
 
     def put(old, new):
@@ -160,7 +193,7 @@ def loss_and_gradients(
       carry.loss + one.loss,
       jax.tree.map(jnp.add, carry.aux, one.aux),
       put(carry.d_hidden, one.d_hidden),
-      carry.d_unembed + one.d_unembed,
+      one.d_unembed,
       jax.tree.map(put, carry.stats, one.stats),
     )
 
@@ -198,8 +231,13 @@ def _empty(plan: Plan, fn: Objective, x: Inputs, data) -> Sums:
   )
 
 
-def _loss_block(plan: Plan, fn: Objective, x: Inputs, weight, alive, data):
-  """Returns the sums of one block; d_hidden and stats are its rows."""
+def _loss_block(
+  plan: Plan, fn: Objective, x: Inputs, weight, alive, data, total
+):
+  """Returns the sums of one block; d_hidden and stats are its rows.
+
+  Its d_unembed is added to `total`, as unembed in f32.
+  """
   t = _tile(plan, x)
   found = program.statistics(
     plan, x, lambda stats: program.collect(plan, t, stats)
@@ -212,9 +250,8 @@ def _loss_block(plan: Plan, fn: Objective, x: Inputs, weight, alive, data):
   (g,) = pull_back(-weight)
   g = {k: jnp.where(alive, v, 0.0)[:, None] for k, v in g.items()}
   c = algebra.constants(plan.spec, found, g)
-  d_hidden, d_unembed = program.products(
-    program.raw_slopes(plan, t, c), x.policy.hidden, x.policy.unembed, plan.wide
-  )
+  dz = program.raw_slopes(plan, t, c)
+  d_hidden = program.hidden_product(dz, x.policy.unembed, plan.wide)
   if plan.vocab_axis is not None:
     d_hidden = jax.lax.psum(d_hidden, plan.vocab_axis)
 
@@ -225,7 +262,7 @@ def _loss_block(plan: Plan, fn: Objective, x: Inputs, weight, alive, data):
     -jnp.sum(kept(objective * weight)),
     {k: jnp.sum(kept(v)) for k, v in aux.items()},
     d_hidden,
-    d_unembed,
+    _plus(total, dz, x.policy.hidden, plan.wide),
     {k: kept(v) for k, v in stats.items()},
   )
 
