@@ -187,6 +187,24 @@ class StartTest(parameterized.TestCase):
     ):
       np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-9)
 
+  def test_a_batch_without_a_token_changes_nothing(self):
+    rollout = training.rollout()[0]
+    none = self.learn(
+      mask=jnp.zeros_like(rollout.mask), length=jnp.zeros_like(rollout.length)
+    )
+    self.assertEqual(none.mean('loss'), 0)
+    self.assertEqual(int(none.state.update), 0)
+    for leaf in jax.tree.leaves(none.metrics):
+      self.assertTrue(np.isfinite(leaf).all())
+    start = training.state()
+    for name in ('params', 'opt_state'):
+      after, before = getattr(none.state, name), getattr(start, name)
+      if name == 'params':
+        after, before = after['policy'], none.before
+      pairs = zip(*map(jax.tree.leaves, (after, before)), strict=True)
+      for x, y in pairs:
+        np.testing.assert_array_equal(x, y)
+
   def test_microbatches_without_a_token(self):
     # One prompt leaves three parts of four with nothing to learn from; of two
     # prompts each counts for half.

@@ -33,6 +33,14 @@ class CreditTest(parameterized.TestCase):
     fn = functools.partial(credit.reward_to_go, discount=0.5)
     contracts.close(contracts.call(fn, reward, mask), [[1.0, 2.0, 0.0, 0.0]])
 
+  def test_a_reward_behind_a_tool_is_paid_to_the_last_sampled_token(self):
+    reward, mask = _f32([0, 0, 1]), _f32([1, 1, 0])
+    fn = functools.partial(credit.reward_to_go, discount=0.5)
+    contracts.close(contracts.call(fn, reward, mask), [[0.5, 1.0, 0.0]])
+    # Without critic and decay, GAE shows where it lies.
+    out = _gae(reward, reward * 0, mask, 1.0, 0.0)
+    contracts.close(out, [[0.0, 1.0, 0.0]])
+
   def test_gae_equals_that_of_the_compressed_sequence(self):
     rng = np.random.default_rng(0)
     mask = _f32([1, 1, 0, 0, 1, 0, 1, 1, 0])

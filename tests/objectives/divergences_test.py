@@ -29,11 +29,19 @@ class DivergencesTest(parameterized.TestCase):
     (divergences.k1, (0.0, 0.0, 0.0)),
     (divergences.k2, REVERSE),
     (divergences.k3, FORWARD),
+    (divergences.k3_straight_through, REVERSE),
     (_times_ratio(divergences.k1), REVERSE),
     (_times_ratio(divergences.k3), REVERSE),
   )
   def test_expected_gradient(self, fn, expected):
     contracts.close(contracts.expected_gradient(fn, THETA, REF), expected)
+
+  def test_the_straight_through_form_has_the_value_of_k3(self):
+    logp = np.asarray(jax.nn.log_softmax(jnp.asarray(THETA, jnp.float32)))
+    np.testing.assert_array_equal(
+      contracts.call(divergences.k3_straight_through, logp, REF),
+      contracts.call(divergences.k3, logp, REF),
+    )
 
   def test_the_two_gradients_are_of_the_two_divergences(self):
     def reverse(theta):

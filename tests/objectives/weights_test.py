@@ -24,6 +24,13 @@ def _mask(lengths, size=6):
   return (np.arange(size) < np.array(lengths)[:, None]).astype(np.float32)
 
 
+def _batch(mode):
+  """Returns log-probs, advantages and weights of 8 rows, one of them empty."""
+  logp, adv = np.random.default_rng(0).normal(size=(2, 8, 6))
+  weight = contracts.call(MODES[mode], _mask([3, 0, 6, 1, 2, 6, 5, 4]))
+  return logp.astype(np.float32), adv.astype(np.float32), weight
+
+
 @jax.jit
 @jax.value_and_grad
 def _loss_and_gradient(scale, logp, adv, weight):
@@ -53,18 +60,23 @@ class WeightsTest(parameterized.TestCase):
     wanted = np.array([1 / 12, 0, 1 / 2, 1 / 12, 0, 0])[:, None] * mask
     contracts.close(weight, wanted)
 
-  @parameterized.parameters(*MODES)
-  def test_one_or_four_accumulations_give_one_gradient(self, mode):
-    rng = np.random.default_rng(0)
-    mask = _mask([3, 0, 6, 1, 2, 6, 5, 4])
-    logp, adv = rng.normal(size=(2, 8, 6)).astype(np.float32)
-    weight = contracts.call(MODES[mode], mask)
+  @parameterized.product(mode=tuple(MODES), parts=(2, 4, 8))
+  def test_any_accumulation_gives_one_loss_and_gradient(self, mode, parts):
+    logp, adv, weight = _batch(mode)
     one = _loss_and_gradient(0.3, logp, adv, weight)
-    parts = [
+    found = [
       _loss_and_gradient(0.3, logp[rows], adv[rows], weight[rows])
-      for rows in np.arange(8).reshape(4, 2)
+      for rows in np.arange(8).reshape(parts, -1)
     ]
-    contracts.close(np.sum(parts, axis=0), one, 1e-6)
+    contracts.close(np.sum(found, axis=0), one, 1e-6)
+
+  @parameterized.parameters(*MODES)
+  def test_rows_over_eight_devices_give_one_loss_and_gradient(self, mode):
+    mesh = jax.make_mesh((8,), ('data',))
+    rows = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec('data'))
+    batch = _batch(mode)
+    spread = _loss_and_gradient(0.3, *jax.device_put(batch, rows))
+    contracts.close(spread, _loss_and_gradient(0.3, *batch), 1e-6)
 
   @parameterized.parameters(*MODES)
   def test_rows_over_eight_devices_share_the_denominator(self, mode):

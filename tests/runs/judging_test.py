@@ -44,6 +44,8 @@ def test_what_a_tool_said_is_not_judged():
   mask = np.array([[1, 1, 0, 1], [0, 0, 1, 0]])
   got = host.score(response, np.array([4, 3]), mask)
   np.testing.assert_array_equal(got, [2, 1])  # 'ab' and 'a'
+  behind = host.score(response[:1], np.array([3]), np.array([[1, 1, 0, 0]]))
+  np.testing.assert_array_equal(behind, [2])  # a tool has the last word
   host.close()
 
 

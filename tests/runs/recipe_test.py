@@ -2,16 +2,18 @@
 
 import dataclasses
 import json
+import math
 import re
 
 import grain
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from experiments import grpo, quickstart
 from rljax.data import tokenizers
-from rljax.engine import sampling
+from rljax.engine import sampling, seams
 from rljax.engine.method import Method
 from rljax.runs import evaluation, recipe, run, warmup
 from rljax.tasks import task as task_lib
@@ -141,6 +143,35 @@ def test_the_rate_is_a_warm_up_times_a_schedule():
   # rate. Equal gradients make Adam move by the rate.
   wanted = [0.05, 0.075, 0.1, 0.1, 0.1, 0.1, 0.1, 0.075, 0.05, 0.025, 0]
   np.testing.assert_allclose(moves, wanted, rtol=1e-4, atol=1e-7)
+
+
+@pytest.mark.parametrize(
+  'field,value,log_ratio,adv,change',
+  [
+    ('beta', 1.0, 0.0, 0.0, -(math.exp(0.3) - 1.3)),
+    ('clip_low', 0.5, math.log(0.6), -1.0, 0.2),
+    ('clip_high', 0.5, math.log(1.4), 1.0, 0.2),
+  ],
+)
+def test_each_coefficient_reaches_the_objective(
+  field, value, log_ratio, adv, change
+):
+  """With the sign that it should have."""
+  data = {'old_logp': -1.0, 'ref_logp': log_ratio - 0.7, 'advantage': adv}
+  stats = {'logp': log_ratio - 1.0, 'entropy': 0.5}
+  stats, data = jax.tree.map(lambda x: jnp.full(1, x), (stats, data))
+
+  def objective(config):
+    method = grpo.method(config)
+    assert ('ref' in method.views) == (config.beta > 0)
+    read = (
+      data if method.views else {k: data[k] for k in set(data) - {'ref_logp'}}
+    )
+    ctl = seams.Ctl(jnp.int32(0), jnp.int32(0), jnp.float32(0))
+    return float(method.loss.fn(stats, read, ctl)[0][0])
+
+  found = objective(grpo.Config(**{field: value})) - objective(grpo.Config())
+  assert found == pytest.approx(change, abs=1e-6)
 
 
 def test_the_quickstart_refuses_a_negative_penalty():
