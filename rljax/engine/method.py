@@ -6,9 +6,9 @@ Every field defaults to GRPO, so that another method is the difference.
 from collections.abc import Mapping
 import dataclasses
 
-from rljax.engine import grpo
+from rljax.engine import grpo, refill
 from rljax.engine.sampling import Phase
-from rljax.engine.seams import CreditFn, RowLoss, TokenLoss, View
+from rljax.engine.seams import CreditFn, Keep, RowLoss, TokenLoss, View
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,6 +22,8 @@ class Method:
     views: other readings of the responses that credit or loss may use.
     epochs: passes over each rollout.
     minibatches: updates per pass; prompts are dealt anew in each.
+    keep: which groups are learned from, where a batch may be filled with
+      those of several.
   """
 
   phase: Phase = Phase(max_tokens=64)
@@ -30,6 +32,7 @@ class Method:
   views: Mapping[str, View] = dataclasses.field(default_factory=dict)
   epochs: int = 1
   minibatches: int = 1
+  keep: Keep = refill.by_group()
 
   @property
   def updates(self) -> int:

@@ -103,7 +103,12 @@ class _Job:
 
 
 def row_keys(
-  key: Array, step: Array, phase: int, uid: Array, group: int, refill: int = 0
+  key: Array,
+  step: Array,
+  phase: int,
+  uid: Array,
+  group: int,
+  refill: int | Array = 0,
 ) -> Array:
   """Returns the random key of each row, [P * G].
 
@@ -144,6 +149,7 @@ def sample(
   temperature: Array | None = None,
   limit: Array | None = None,
   forced: Array | None = None,
+  refill: int | Array = 0,
   mesh: Mesh | None = None,
 ) -> Rollout:
   """Returns G responses to each prompt.
@@ -161,6 +167,7 @@ def sample(
       of limit 0 is empty.
     forced: i32 [B, F], tokens to take at the first F positions, -1 where the
       policy draws. Forced tokens have mask 0.
+    refill: i32 [], number of the batch among those of one step.
     mesh: over which rows and vocabulary are split.
 
   Raises:
@@ -185,7 +192,7 @@ def sample(
     decoder.unstack(params['layers'], model.config.layers),
     prompts,
     model.prefill(params, prompts),
-    row_keys(key, step, phase.number, prompts.uid, phase.group_size),
+    row_keys(key, step, phase.number, prompts.uid, phase.group_size, refill),
     temperature,
     limit,
     forced,

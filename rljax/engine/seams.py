@@ -20,6 +20,7 @@ class Ctl(NamedTuple):
 Coefficient = float | Callable[[Array], Array]  # a function of progress
 CreditFn = Callable[[Rollout, Rewards, Signals, Ctl], Targets]
 Stats = Mapping[str, Array]
+Keep = Callable[[Rollout, Rewards], Array]  # -> bool [P], groups that may stay
 
 
 @dataclasses.dataclass(frozen=True)

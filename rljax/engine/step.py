@@ -38,6 +38,7 @@ from rljax.engine import (
   compiling,
   learning,
   optim,
+  refill,
   sampling,
   scoring,
   sharding,
@@ -60,15 +61,23 @@ class Glimpse:
 
 
 class Step(NamedTuple):
-  """The step of one method, as pure functions and as compiled programs."""
+  """The step of one method, as pure functions and as compiled programs.
+
+  `run` is a whole step. `sampled(state, batch, number)`, `judged(rollout)`,
+  `fill(held, drawn, taken)` and `finish(state, rollout, rewards)` are its parts
+  for a step that draws several batches, of which `number` tells one.
+  """
 
   sample: Callable[[TrainState, Batch], Rollout]
   judge: Judge
   credit: Callable[[TrainState, Rollout, Rewards], Targets]
   learn: Callable[[TrainState, Targets], tuple[TrainState, Metrics]]
   fused: Callable[[TrainState, Batch], tuple[TrainState, Metrics, Glimpse]]
-  sampled: Callable[[TrainState, Batch], Rollout]
+  sampled: Callable[..., Rollout]
+  judged: Judge
+  fill: Callable[..., refill.Filled]
   learned: Callable[[TrainState, Rollout, Rewards], Any]
+  finish: Callable[..., tuple[TrainState, Metrics, Glimpse]]
   run: Callable[[TrainState, Batch], tuple[TrainState, Metrics, Glimpse]]
 
 
@@ -85,7 +94,9 @@ class _Engine:
   microbatches: int
   total_steps: int
 
-  def sample(self, state: TrainState, batch: Batch) -> Rollout:
+  def sample(
+    self, state: TrainState, batch: Batch, number: int | Array = 0
+  ) -> Rollout:
     found = batch.prompts.uid.shape[0]
     if found != self.prompts:
       raise ValueError(
@@ -108,9 +119,15 @@ class _Engine:
       step=state.step,
       version=state.update,
       forced=forced,
+      refill=number,
       mesh=self.mesh,
     )
     return sharding.constrain_rows(rollout, self.mesh)
+
+  def fill(self, held, drawn, taken: Array) -> refill.Filled:
+    filled = refill.fill(self.method.keep, held, drawn, taken)
+    rollout, rewards = sharding.constrain_rows(filled[:2], self.mesh)
+    return filled._replace(rollout=rollout, rewards=rewards)
 
   def credit(self, state, rollout, rewards, policy=None) -> Targets:
     policy = policy or functools.partial(self._read, 'policy', state, rollout)
@@ -263,20 +280,16 @@ def trim(rollout: Rollout, width: int) -> Rollout:
   )
 
 
-def _two_programs(sampled, judge, learned, widths: list[int]):
-  """Returns the step as two programs, the second as wide as the live rows.
+def _finish(learned, widths: list[int]):
+  """Returns what follows judging, compiled for the width of the live rows.
 
   Args:
-    sampled: compiled (state, batch) -> rollout.
-    judge: rollout -> rewards.
     learned: compiled (state, rollout, rewards) -> (state, metrics); compiled
       once for each width that occurs.
     widths: what T may be cut to; none keeps it.
   """
 
-  def run(state: TrainState, batch: Batch):
-    rollout = sampled(state, batch)
-    rewards = judge(rollout)
+  def finish(state: TrainState, rollout: Rollout, rewards: Rewards):
     if widths:
       longest = int(jnp.max(rollout.length))
       rollout = trim(rollout, next(w for w in widths if w >= longest))
@@ -284,7 +297,7 @@ def _two_programs(sampled, judge, learned, widths: list[int]):
     state, metrics = learned(state, rollout, rewards)
     return state, metrics, glimpse
 
-  return run
+  return finish
 
 
 # Limits on a response above this are worth a program for each live length.
@@ -361,13 +374,15 @@ def make_step(
   fused = compiling.jit(engine.fused, mesh, donate_argnums=0)
   sampled = compiling.jit(engine.sample, mesh)
   learned = compiling.jit(engine.advance, mesh, donate_argnums=0)
+  judged = judge if host_judge else compiling.jit(judge, mesh)
   spans = sampling.segments(method.phase.max_tokens, method.phase.segment)
-  run = fused
   long = method.phase.max_tokens > _LONG
-  if host_judge or long:
-    ends = [start + size for start, size in spans if long]
-    between = judge if host_judge else compiling.jit(judge, mesh)
-    run = _two_programs(sampled, between, learned, ends)
+  finish = _finish(learned, [start + size for start, size in spans if long])
+
+  def run(state: TrainState, batch: Batch):
+    rollout = sampled(state, batch)
+    return finish(state, rollout, judged(rollout))
+
   return Step(
     sample=engine.sample,
     judge=judge,
@@ -375,8 +390,11 @@ def make_step(
     learn=engine.learn,
     fused=fused,
     sampled=sampled,
+    judged=judged,
+    fill=compiling.jit(engine.fill, mesh),
     learned=learned,
-    run=run,
+    finish=finish,
+    run=run if host_judge or long else fused,
   )
 
 

@@ -15,7 +15,7 @@ from rljax.data import prompts, tokenizers
 from rljax.engine import compiling, sampling, sharding
 from rljax.models import decoder, rules
 from rljax.objectives import statistics
-from rljax.runs import judging
+from rljax.runs import judging, processes
 from rljax.tasks import task as task_lib
 
 
@@ -164,17 +164,8 @@ class Evaluator:
       self._host.examples = self._held.examples[begin : begin + rows]
       reward = self._host.score(*map(judging.local, judging.judged(out)))
       out = sharding.place_rows(reward, self._mesh)
-    reward = np.nan_to_num(_everywhere(out), nan=0.0)
+    reward = np.nan_to_num(processes.everywhere(out), nan=0.0)
     return reward.reshape(size, -1)
-
-
-def _everywhere(x: jax.Array) -> np.ndarray:
-  """Returns a global array, whole, in every process."""
-  if x.is_fully_addressable:
-    return np.asarray(x)
-  from jax.experimental import multihost_utils
-
-  return np.asarray(multihost_utils.process_allgather(x, tiled=True))
 
 
 def accuracy(scores: np.ndarray) -> dict[str, float]:

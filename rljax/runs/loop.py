@@ -29,6 +29,7 @@ from rljax.runs import (
   metrics,
   processes,
   recipe,
+  refill,
   report,
   rollouts,
   run,
@@ -185,13 +186,16 @@ class _Run:
     return state, metrics.finalize(found)
 
   def _rl_step(self, state: TrainState):
-    parts = self.parts
-    batch, examples = self._next(parts.loader)
-    placed = sharding.place_rows(batch, parts.mesh)
+    parts, most = self.parts, self.config.max_gen_batches
     failed = self._failed()
-    if parts.host is not None:
-      parts.host.examples = examples
-    state, found, glimpse = parts.step.run(state, placed)
+    if most > 1:
+      state, found, glimpse, batch, examples = refill.run(
+        parts.step, state, self._draw, most=most, mesh=parts.mesh
+      )
+    else:
+      batch, examples = self._draw()
+      placed = sharding.place_rows(batch, parts.mesh)
+      state, found, glimpse = parts.step.run(state, placed)
     numbers = metrics.finalize(found)
     if parts.host is not None:
       count = processes.of_each(self._failed() - failed)
@@ -202,6 +206,13 @@ class _Run:
     if self.config.keep_rollouts == 'all':
       self._keep(batch, glimpse)
     return state, numbers
+
+  def _draw(self):
+    """Returns a batch and its examples, which the verifier judges next."""
+    batch, examples = self._next(self.parts.loader)
+    if self.parts.host is not None:
+      self.parts.host.examples = examples
+    return batch, examples
 
   def _next(self, loader: prompts.Loader):
     """Returns a batch and its examples, none of which is held out."""
@@ -227,6 +238,8 @@ class _Run:
     )
     row = self.done % len(length)
     example = examples[row * len(examples) // len(length)]
+    if example is None:
+      return  # of another process
     text = judging.text(
       self.parts.tokenizer,
       self.parts.method.phase.stop_ids,

@@ -29,6 +29,15 @@ def of_each(value: int) -> np.ndarray:
   return np.asarray(multihost_utils.process_allgather(np.array(value)))
 
 
+def everywhere(x: jax.Array) -> np.ndarray:
+  """Returns a global array, whole, in every process."""
+  if x.is_fully_addressable:
+    return np.asarray(x)
+  from jax.experimental import multihost_utils
+
+  return np.asarray(multihost_utils.process_allgather(x, tiled=True))
+
+
 def anyone(asked: bool) -> bool:
   """Returns whether it is so in any process."""
   return bool(of_each(asked).any())

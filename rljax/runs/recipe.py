@@ -24,7 +24,7 @@ _GLANCE = 256  # of generators that take long to make one
 _POSITIVE = (
   'width layers heads prompts group_size max_tokens learning_rate epochs'
   ' minibatches microbatches sft_prompts sft_traces sft_learning_rate'
-  ' eval_problems keep max_norm verify_timeout processes'
+  ' eval_problems keep max_norm verify_timeout processes max_gen_batches'
 )
 _NOT_NEGATIVE = (
   'steps sft_steps eval_every eval_samples checkpoint_every warmup prompt_len'
@@ -65,6 +65,11 @@ class Config(run.Config):
   steps: int = run.field(100, 'rollout batches', grows=True)
   prompts: int = run.field(16, 'prompts a batch, over all devices')
   group_size: int = run.field(8, 'responses to each prompt')
+  max_gen_batches: int = run.field(
+    1,
+    'batches a step may draw until the rewards of each group vary; 1: takes'
+    ' groups as they come',
+  )
   prompt_len: int = run.field(
     0, 'limit on prompt tokens; 0: the longest of the task'
   )

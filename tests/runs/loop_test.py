@@ -249,6 +249,64 @@ def test_a_verifier_that_fails_is_counted_and_the_run_goes_on(
     assert row['nonfinite'] == 0
 
 
+# A fresh policy solves one problem in twenty.
+FILLED = ('--sft_steps=0', '--max_gen_batches=60', '--learning_rate=1e-3')
+
+
+def _vary(rewards):
+  """Whether the rewards of each prompt do."""
+  pairs = rewards.reshape(-1, 2)  # of a group
+  return pairs[:, 0] != pairs[:, 1]
+
+
+def test_only_groups_that_vary_are_learned_from(problems, tmp_path):
+  tiny.train(tmp_path, *problems, *FILLED, '--steps=2')
+  kept = rollouts.read(tmp_path)
+  assert _vary(kept['reward']).all()
+  rl = [row for row in tiny.rows(tmp_path) if row['stage'] == 'rl']
+  for row in rl:
+    assert row['reward/task'] == 0.5 and row['groups/zero_variance'] == 0
+    batches = row['refill/batches']
+    assert 1 < batches <= 60 and batches == int(batches)
+    # 8 places were taken, and not before the last batch.
+    assert 8 <= row['refill/kept'] * batches * 8 < 16
+    assert 0 < row['refill/reward'] < 0.5
+  for line in (tmp_path / 'samples.jsonl').read_text().splitlines():
+    sample = json.loads(line)
+    at = sample['step'] - 1, (sample['step'] - 1) % tiny.ROWS
+    assert kept['uid'][at] == sample['uid']
+    assert kept['reward'][at] == sample['reward']
+    assert (sample['reward'] == 1) == (sample['response'] == sample['answer'])
+    assert sample['prompt'][0] == sample['answer']
+
+
+@pytest.mark.slow
+def test_a_run_that_fills_its_batches_resumes(problems, tmp_path):
+  flags = (*problems, *FILLED)
+  tiny.train(tmp_path / 'whole', *flags, '--steps=4')
+  tiny.train(tmp_path / 'parts', *flags, '--steps=2')
+  tiny.train(tmp_path / 'parts', *flags, '--steps=4', '--resume')
+  for name, value in tiny.arrays(tmp_path / 'whole', 4).items():
+    found = tiny.arrays(tmp_path / 'parts', 4)[name]
+    assert found.tobytes() == value.tobytes(), name
+  assert tiny.rows(tmp_path / 'parts') == tiny.rows(tmp_path / 'whole')
+
+
+@pytest.mark.slow
+def test_problems_that_nobody_solves_end_the_run(tmp_path, capsys):
+  rows = [{'prompt': f'{x}=', 'answer': 'ccc'} for x in 'abcdefgh']
+  text = ''.join(json.dumps(row) + '\n' for row in rows)
+  (tmp_path / 'train.jsonl').write_text(text)
+  flags = f'--task=jsonl:{tmp_path}/train.jsonl --prompts=8 --eval_problems=1'
+  flags = (*flags.split(), *FILLED, '--max_gen_batches=3')
+  with pytest.raises(SystemExit) as ended:
+    tiny.train(tmp_path / 'run', *flags)
+  assert ended.value.code == 1
+  (line,) = capsys.readouterr().err.splitlines()
+  assert line.startswith('error: only 0 of 24 groups in 3 batches can be')
+  assert 'rewards of all responses: 0: 48.' in line
+
+
 @pytest.mark.slow
 def test_more_warm_start_in_place_of_rl_that_diverges(
   problems, tmp_path, capsys

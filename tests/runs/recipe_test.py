@@ -104,6 +104,7 @@ def test_a_method_is_taken_at_its_word():
   [
     ('steps', -1, '--steps=-1 is negative'),
     ('prompts', 0, '--prompts=0 must be positive'),
+    ('max_gen_batches', 0, '--max_gen_batches=0 must be positive'),
     ('temperature', 0.0, '--temperature=0.0 is not between'),
     ('processes', 2, 'needs --coordinator'),
     ('coordinator', 'localhost:1', 'needs --processes'),
