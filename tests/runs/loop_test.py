@@ -282,7 +282,7 @@ def test_only_groups_that_vary_are_learned_from(problems, tmp_path):
 
 @pytest.mark.slow
 def test_a_run_that_fills_its_batches_resumes(problems, tmp_path):
-  flags = (*problems, *FILLED)
+  flags = (*problems, *FILLED, '--eval_every=2')
   tiny.train(tmp_path / 'whole', *flags, '--steps=4')
   tiny.train(tmp_path / 'parts', *flags, '--steps=2')
   tiny.train(tmp_path / 'parts', *flags, '--steps=4', '--resume')
