@@ -105,6 +105,27 @@ def test_two_processes_draw_what_one_draws(tmp_path):
 
 
 @pytest.mark.slow
+def test_two_processes_fill_their_batch_as_one_does(tmp_path):
+  """They draw as often, whose groups ever vary, and learn from the same."""
+  flags = tiny.problems(tmp_path)
+  flags += ['--max_gen_batches=60', '--max_tokens=2']
+  kept, rows = [], []
+  for processes, devices in ((1, 4), (2, 2)):
+    workdir = tmp_path / str(processes)
+    run_all(workdir, *flags, processes=processes, devices=devices)
+    kept.append(rollouts.read(workdir))
+    rows.append([r for r in metrics.read(workdir) if r['stage'] == 'rl'])
+  pairs = kept[0]['reward'].reshape(2, -1, 2)
+  assert (pairs[..., 0] != pairs[..., 1]).all()
+  for name in ('uid', 'prompt', 'response', 'reward'):
+    assert (kept[0][name][0] == kept[1][name][0]).all(), name
+  names = 'refill/batches', 'refill/kept', 'refill/reward', 'verifier/failed'
+  first = [[row[0][name] for name in names] for row in rows]
+  assert first[0] == pytest.approx(first[1])
+  assert first[0][0] > 1
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize('processes,devices', [(1, 8), (2, 2)])
 def test_a_host_verifier(tmp_path, processes, devices):
   flags = tiny.problems(tmp_path)
