@@ -23,7 +23,7 @@ TOTAL = 'total'
 # CPU-minutes, with a warm or a cold compilation cache.
 LIMITS: Mapping[str, float] = {
   'core': 0.5,
-  'objectives': 2.0,
+  'objectives': 3.0,
   'kernels': 3.0,
   'models': 1.5,
   'engine': 3.5,
