@@ -51,6 +51,36 @@ class ScoresTest(absltest.TestCase):
     np.testing.assert_array_equal(found.head.temperature, rows.temperature)
 
 
+class MemoryTest(absltest.TestCase):
+  def temporaries(self, size, vocab, width=32):
+    """Returns the bytes of log-probs, entropies and both their gradients."""
+    config = dataclasses.replace(
+      small.SHALLOW, width=width, vocab_size=vocab, valid_vocab=None
+    )
+    shape = 4, size
+    rows = supervised.given(
+      small.batch(4), jnp.zeros(shape, jnp.int32), jnp.full(4, size)
+    )
+
+    def total(hidden, weight):
+      read = scoring.scores(decoder.Model(config), hidden, weight, rows, None)
+      return jnp.sum(read.logp + read.entropy)
+
+    shapes = (*shape, width), (vocab, width)
+    args = [jax.ShapeDtypeStruct(x, jnp.float32) for x in shapes]
+    program = jax.jit(jax.grad(total, (0, 1))).lower(*args).compile()
+    self.assertNotIn(f'f32[4,{size},{vocab}]', program.as_text())
+    self.assertNotIn(f'f32[{4 * size},{vocab}]', program.as_text())
+    return program.memory_analysis().temp_size_in_bytes
+
+  def test_grows_with_the_block_and_not_with_all_logits(self):
+    vocab = 32_771
+    one, four = (self.temporaries(size, vocab) for size in (512, 2048))
+    logits = 4 * 4 * (2048 - 512) * vocab
+    self.assertLess(four - one, 0.02 * logits)
+    self.assertGreater(one, 4 * vocab)
+
+
 class LazyTest(absltest.TestCase):
   def test_reads_once_and_only_what_is_asked(self):
     calls = []
