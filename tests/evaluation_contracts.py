@@ -7,6 +7,7 @@ from collections.abc import Callable
 import dataclasses
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 
@@ -97,13 +98,16 @@ def check_refusal(fn: Fn, claim: Refusal) -> None:
   for value in claim.refused:
     with pytest.raises(ValueError, match='second'):
       fn(**same, second=value)
-  # A traced number passes: inside jit nothing is raised.
   if not same:
-    assert fn(second=np.full((), -5.0, F32)) is None
+    with pytest.raises(ValueError, match='second'):
+      fn(second=np.full((), -5.0, F32))
+    # A traced number passes: inside jit nothing is raised.
+    assert jax.eval_shape(lambda x: fn(second=x), F32(-5.0)) is None
 
 
 FAMILIES: tuple[tuple[Any, dict[str, Any], Callable[..., None]], ...] = (
   (statistics, STATISTICS, check_example),
   (calibration, CALIBRATIONS, check_example),
   (arguments, ARGUMENTS, check_refusal),
+  (arguments, {'is_known': Example((F32(2.0),), True)}, check_example),
 )

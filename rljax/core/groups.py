@@ -33,6 +33,7 @@ def apply(
   Returns:
     [B, ...]; 0 for rows that are not valid or in no group.
   """
+  _check_rows(groups, row_data, valid)
   rows = row_data[0].shape[0]
   members = _members(groups, valid)
   values = _map(fn, groups, row_data, members)
@@ -59,6 +60,7 @@ def reduce(
   Returns:
     [P, ...].
   """
+  _check_rows(groups, row_data, valid)
   return _map(fn, groups, row_data, _members(groups, valid))
 
 
@@ -103,6 +105,29 @@ def from_ids(ids: Array | np.ndarray, prompts: int, size: int) -> Groups:
     index=index.at[group, place].set(order, mode='drop'),
     valid=valid.at[group, place].set(True, mode='drop'),
   )
+
+
+def _check_rows(
+  groups: Groups, row_data: tuple[Array, ...], valid: Array | None
+) -> None:
+  """Raises ValueError unless arrays [B, ...] hold the rows of the groups."""
+  counts = {x.shape[0] for x in row_data}
+  counts |= set() if valid is None else {valid.shape[0]}
+  if len(counts) > 1:
+    raise ValueError(
+      f'arrays of {sorted(counts)} rows; each must have one entry a row of the'
+      ' batch, valid too.'
+    )
+  layout = groups.index, groups.valid
+  if any(isinstance(x, jax.core.Tracer) for x in layout):
+    return
+  members = np.asarray(groups.index)[np.asarray(groups.valid, bool)]
+  rows = counts.pop()
+  if members.size and (members.min() < 0 or members.max() >= rows):
+    raise ValueError(
+      f'groups hold rows {members.min()}..{members.max()}; there are {rows}'
+      ' rows: make them of this batch, with uniform or from_ids.'
+    )
 
 
 def _members(groups: Groups, valid: Array | None) -> Array:

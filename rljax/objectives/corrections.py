@@ -29,6 +29,7 @@ import jax.numpy as jnp
 
 from rljax.core import masked
 from rljax.core.types import Array
+from rljax.objectives import arguments
 
 
 def truncate(
@@ -323,7 +324,7 @@ def _check_band(
   low_name: str, low: float | Array, high_name: str, high: float | Array
 ) -> None:
   """Raises ValueError for an empty band of ratios; schedules pass."""
-  if not (isinstance(low, (int, float)) and isinstance(high, (int, float))):
+  if not (arguments.is_known(low) and arguments.is_known(high)):
     return
   if not 0.0 <= low <= high or high <= 0.0:
     raise ValueError(

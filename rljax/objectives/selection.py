@@ -143,4 +143,4 @@ def _present(reward: Array, valid: Array) -> Array:
 
 def _known(*numbers: float | Array) -> bool:
   """Returns whether all numbers are fixed, not traced."""
-  return all(isinstance(number, int | float) for number in numbers)
+  return all(arguments.is_known(number) for number in numbers)

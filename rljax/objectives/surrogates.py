@@ -263,5 +263,5 @@ def _ratio(log_ratio: Array, limit: float | Array = LIMIT) -> Array:
 
 def _above_one(**numbers: float | Array) -> None:
   for name, number in numbers.items():
-    if isinstance(number, int | float) and not number > 1:
+    if arguments.is_known(number) and not number > 1:
       raise ValueError(f'{name}={number} bounds a ratio: it must exceed 1.')

@@ -109,6 +109,14 @@ class GroupsTest(parameterized.TestCase):
       with self.assertRaisesRegex(ValueError, 'there are 2 groups'):
         groups.from_ids(np.array(ids), 2, 2)
 
+  def test_rows_that_are_not_those_of_the_groups(self):
+    layout, three = groups.uniform(2, 2), jnp.array([1.0, 0.0, 5.0])
+    for lift in (groups.apply, groups.reduce):
+      with self.assertRaisesRegex(ValueError, r'rows 0\.\.3; there are 3 rows'):
+        lift(advantages.grpo, layout, three)
+      with self.assertRaisesRegex(ValueError, r'arrays of \[2, 4\] rows'):
+        lift(advantages.grpo, layout, jnp.ones(4), valid=jnp.ones(2))
+
   def test_what_does_not_fit_leaves_every_group_inside_jit(self):
     ids = jnp.array([0, 1, 1, 1, -1, 5])
     layout = jax.jit(lambda ids: groups.from_ids(ids, 2, 2))(ids)
